@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional
-from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
@@ -82,7 +81,10 @@ def skeleton(base: Path | str, settings: TrainingConfig, dtype: torch.dtype, att
     model.in_16_bits = []
     with (
         META,
-        patch("bitsandbytes.nn.parametrize.replace_parameter_4bit_prequantized", _unpack_on_use),
+        patch(
+            "bitsandbytes.nn.parametrize.replace_parameter_4bit_prequantized",
+            lambda module, name, *_: quantization.unpack_in_passes(module, name),
+        ),
         patch("bitsandbytes.functional.QuantState.as_dict", lambda *_, **__: {}),  # it reads values
     ):
         model = qlora.add_adapter(model, settings)
@@ -107,22 +109,13 @@ def _quantize(model: Any, dtype: torch.dtype) -> None:
             module.weight = Params4bit(plain, requires_grad=False, compress_statistics=True, quant_type="nf4")
             module.weight._quantize(META)
     for name, weights in list(model.named_parameters()):
-        if quantization._stack(model, name) is not None and should_convert_module(name, kept):
+        if quantization.stack_of(model, name) is not None and should_convert_module(name, kept):
             packed, state = quantize_4bit(weights.data, blocksize=64, compress_statistics=True, quant_type="nf4")
             owner, _, attribute = name.rpartition(".")
             stack = torch.nn.Parameter(packed, requires_grad=False)
             stack.quant_state = state
             model.get_submodule(owner)._parameters[attribute] = stack
     model.is_loaded_in_4bit = True  # PEFT asks for it
-
-
-def _unpack_on_use(module: Any, name: str, *_: Any) -> None:
-    from bitsandbytes.nn import parametrize as bnb
-
-    state = module._parameters[name].quant_state
-    parametrize.register_parametrization(module, name, bnb.Bnb4bitParametrization(state), unsafe=True)
-    module.register_forward_pre_hook(bnb._enable_parametrization_cache)
-    module.register_forward_hook(bnb._disable_parametrization_cache, always_call=True)
 
 
 def static(model: Any, optimizer: str) -> dict[str, float]:

@@ -17,30 +17,24 @@ from tasks.core.errors import InputMissing, PackError
 from tasks.storage.files import read_json
 from train.config import Parser
 from train.machine import devices
-from train.merge.find_run import Run, base_of, find_run
+from train.merge.find_run import Run, base_of, find_run, run_parser
 
 if TYPE_CHECKING:
     from train.certify.finding import Finding, Of, Subject
 
 
 def parser() -> Parser:
-    ours = Parser(
+    ours = run_parser(
         prog="python -m train certify",
         description="Compare what is served with what was trained: token ids, chat template, names of the adapter, "
         "stop tokens, weights, and logits.",
-        allow_abbrev=False,
     )
-    ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
     ours.add_argument(
         "--merged",
         type=Path,
         metavar="FOLDER",
         help="the merged model (default: the newest merge of RUN in data/merged)",
     )
-    ours.add_argument(
-        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
-    )
-    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
     return ours
 
 

@@ -12,16 +12,14 @@ from pathlib import Path
 from tasks.core.printable import printable
 from train.config import Parser
 from train.machine import devices
-from train.merge.find_run import find_base, find_run
+from train.merge.find_run import find_base, find_run, run_parser
 
 
 def parser() -> Parser:
-    ours = Parser(
+    ours = run_parser(
         prog="python -m train merge",
         description="Merge the adapter of a run into its base model, and check the result against both.",
-        allow_abbrev=False,
     )
-    ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
     ours.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
@@ -36,10 +34,6 @@ def parser() -> Parser:
     ours.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: data/merged/<name of the run>-<dtype>)"
     )
-    ours.add_argument(
-        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
-    )
-    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
     return ours
 
 

@@ -20,6 +20,7 @@ import orjson
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.printable import suggest
 from tasks.storage.files import read_json
+from train.config import Parser
 from train.loop.run_folder import checkpoints_of, model_digest, step_of
 
 SHORTEST_KEY = 4  # minimum number of characters of a shortened key
@@ -29,6 +30,16 @@ RECORD = "training.json"
 # Folders of the Hub's cache: models--owner--name/snapshots/<commit>
 _CACHED = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
 HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "README.md")
+
+
+def run_parser(prog: str, description: str) -> Parser:
+    """Build a parser with the options shared by all commands that take a run."""
+    ours = Parser(prog=prog, description=description, allow_abbrev=False)
+    ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
+    text = "folder that contains data/ (default: this folder)"
+    ours.add_argument("--root", type=Path, metavar="FOLDER", default=Path(), help=text)
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    return ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from tasks.core.printable import counted, in_bytes, printable
 from tasks.storage.files import acquire_lock, make_folder, read_json, sha256_of, sync_folder, to_json, write_bytes
 from train.machine import devices, process
 from train.machine.devices import called, free_disk, free_memory
+from train.measures import ROUTING
 from train.merge.dequantized import Dequantized, dequantized_of
 from train.merge.find_run import Base, Run
 from train.merge.losses import Losses, Pieces, mean_loss, pieces_of
@@ -453,8 +454,7 @@ def compare(expected: torch.Tensor, alone: torch.Tensor, found: torch.Tensor, we
 
 def has_experts(config: Any) -> bool:
     """Return whether a model routes tokens to experts."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return any((getattr(config.get_text_config(), name, None) or 0) > 1 for name in names)
+    return any((getattr(config.get_text_config(), name, None) or 0) > 1 for name in ROUTING[1])
 
 
 def require_same(comparison: Comparison, experts: bool, precision: str) -> None:

@@ -148,6 +148,11 @@ def decoder_of(model: Any) -> Any:
     return decoder
 
 
+def without_adapter(model: Any) -> Any:
+    """Return the model that PEFT wraps, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _contains(module: Any, part: Any) -> bool:
     return any(inner is part for inner in module.modules())
 

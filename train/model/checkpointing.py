@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from train.model.attention import without_adapter
+
 Checkpointing = bool | int | Literal["offload"]
 
 # What `auto` tries, the fastest first.
@@ -38,7 +40,7 @@ def use_checkpointing(model: Any, how: Checkpointing) -> None:
     """Make a model checkpoint its activations; `how` is `usable`."""
     if not model.supports_gradient_checkpointing:
         return
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = without_adapter(model)
     causal.activation_checkpointing_disable()
     if how is not False:
         every = 1 if isinstance(how, bool | str) else how

@@ -20,7 +20,7 @@ from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import gather
 from train.model import isolation
-from train.model.attention import autocast, run_pass
+from train.model.attention import autocast, run_pass, without_adapter
 from train.model.qlora import keep_random, set_random
 from train.model.token_loss import weigh_loss
 
@@ -36,7 +36,7 @@ def learn(model: Any, batch: dict[str, Any], dtype: torch.dtype, seed: int, atte
     `drop_unused`. Returns a note if the loss was another. Raises DataError if the logits are not finite.
     """
     plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = without_adapter(model)
     with keep_random(model.device), autocast(model.device, dtype):
         with torch.no_grad():
             reason = _why_not_own(model, plain, seed, attention)

@@ -15,6 +15,8 @@ from typing import Any
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_liger_kernel_available
 
+from train.model.attention import without_adapter
+
 WITHOUT_LOSS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
 
@@ -28,7 +30,7 @@ def use_liger(model: Any) -> Callable[[], None]:
 
     Raises ValueError if Liger has nothing for the model, and any error of Liger, which leaves the model as it was.
     """
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = without_adapter(model)
     # Liger replaces methods of the parts, and functions and classes of the files with their code.
     names = {type(part).__module__ for part in causal.modules()}
     places = [*causal.modules(), *(sys.modules[name] for name in names if name.startswith("transformers."))]

@@ -35,6 +35,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name, shoul
 from tasks.core.errors import DataError, PartMissing
 from tasks.core.printable import counted
 from train.config import TrainingConfig
+from train.measures import ROUTING
 
 # -- the weights of a checkpoint ---------------------------------------------------------------------------------------
 
@@ -104,15 +105,14 @@ def refused(base: Path | str, method: str) -> DataError:
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-def _stack(model: Any, name: str) -> torch.Tensor | None:
+def stack_of(model: Any, name: str) -> torch.Tensor | None:
     """Return a parameter if it holds a matrix for each expert of a layer."""
     module, attribute = get_module_from_name(model, name)
     weights = module._parameters.get(attribute)
     if weights is None or len(shape_of(weights)) != 3 or isinstance(module, _ConvNd):
         return None
     config = model.config.get_text_config()
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    experts = {getattr(config, name, None) for name in names}
+    experts = {getattr(config, name, None) for name in ROUTING[1]}
     is_stack = shape_of(weights)[0] in experts or ".experts." in f".{name}"
     return weights if is_stack else None
 
@@ -132,22 +132,17 @@ class _Quantize(Bnb4bitQuantize):
         done: dict[str, torch.Tensor] = {}
         for name, values in input_dict.items():
             value = values[0] if isinstance(values, list) else values
-            if _stack(model, name) is not None:
+            if stack_of(model, name) is not None:
                 packed, state = quantize_4bit(
                     value.contiguous(), blocksize=64, compress_statistics=True, quant_type="nf4"
                 )
                 done[name] = torch.nn.Parameter(packed, requires_grad=False)
                 done[name].quant_state = state
-            elif super_quantizes(self.hf_quantizer, model, name):
+            elif Bnb4BitHfQuantizer.param_needs_quantization(self.hf_quantizer, model, name):
                 done |= super().convert({name: value}, model=model, **others)
             else:
                 done[name] = value
         return done
-
-
-def super_quantizes(quantizer: Any, model: Any, name: str) -> bool:
-    """Return whether transformers quantizes a weight itself."""
-    return bool(Bnb4BitHfQuantizer.param_needs_quantization(quantizer, model, name))
 
 
 class Nf4Quantizer(Bnb4BitHfQuantizer):
@@ -156,7 +151,7 @@ class Nf4Quantizer(Bnb4BitHfQuantizer):
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
         if super().param_needs_quantization(model, param_name, **others):
             return True
-        stack = None if self.pre_quantized else _stack(model, param_name)
+        stack = None if self.pre_quantized else stack_of(model, param_name)
         return stack is not None and should_convert_module(param_name, self.modules_to_not_convert)
 
     @staticmethod
@@ -304,16 +299,23 @@ def check_experts(model: Any) -> None:
             raise DataError("wrong_weights", f"{name}: an adapter on experts in NF4 would be ignored")
 
 
+def unpack_in_passes(module: Any, name: str) -> list[Any]:
+    """Make one stack of experts unpack itself once per pass; return its hooks."""
+    from bitsandbytes.nn import parametrize as bnb
+
+    state = module._parameters[name].quant_state
+    parametrize.register_parametrization(module, name, bnb.Bnb4bitParametrization(state), unsafe=True)
+    return [
+        module.register_forward_pre_hook(bnb._enable_parametrization_cache),
+        module.register_forward_hook(bnb._disable_parametrization_cache, always_call=True),
+    ]
+
+
 @contextmanager
 def _unpacked(model: Any) -> Iterator[None]:
     """Make quantized experts unpack themselves in this context."""
-    from bitsandbytes.nn import parametrize as bnb
-
-    stacks, handles = packed_stacks(model), []
-    for module, name, weights in stacks:
-        parametrize.register_parametrization(module, name, bnb.Bnb4bitParametrization(weights.quant_state), unsafe=True)
-        handles.append(module.register_forward_pre_hook(bnb._enable_parametrization_cache))
-        handles.append(module.register_forward_hook(bnb._disable_parametrization_cache, always_call=True))
+    stacks = packed_stacks(model)
+    handles = [handle for module, name, _ in stacks for handle in unpack_in_passes(module, name)]
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from train.model.attention import decoder_of, segments
+from train.model.attention import decoder_of, segments, without_adapter
 
 ATTENTION, KERNELS, LAYERS, MODEL = "attention", "kernels", "layers", "model"
 SUMMARIES = {
@@ -140,7 +140,7 @@ def cause(model: Any, error: Exception) -> str:
     if text and isinstance(error, ImportError | RuntimeError | ValueError):
         return text
     # Such errors are not written for users, so say whose they are, and where.
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     file, line = next((frame for frame in reversed(frames) if frame[0].startswith("modeling_")), frames[-1])
     detail = f"{type(error).__name__}{f': {text}' if text else ''}"
@@ -160,7 +160,7 @@ def use_way(model: Any, way: str, reason: str = "") -> None:
     if way != ATTENTION and not hasattr(decoder, "separation"):
         decoder.separation = state
         # PEFT calls the model that it wraps.
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base = without_adapter(model)
         base.register_forward_pre_hook(_note_cuts, with_kwargs=True)
     for layer in layers_with_state(model) if way != ATTENTION else []:
         _replace(state, layer, _run_layer)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from train.model.attention import decoder_of
+from train.model.attention import decoder_of, without_adapter
 
 CHUNK = 512  # tokens whose logits are in memory at a time
 
@@ -60,7 +60,7 @@ def weigh_loss(model: Any) -> Undo:
 
 
 def _replace_forward(model: Any, fused: bool) -> Undo:
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter around it
+    causal = without_adapter(model)
     former = vars(causal).get("forward")
     path = _path(causal) if fused else None
     causal.forward = partial(_forward, causal.forward, path)
