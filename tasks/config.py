@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,7 @@ from pydantic import (
 
 from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
+from tasks.core.other_tools import Place
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
@@ -210,6 +211,7 @@ class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_with_advanced)
+    place: ClassVar[Place] = "config"
 
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()
