@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, g
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.other_tools import Place, where_to_set
-from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
-from tasks.storage.files import sha256_of
-from tasks.stores.urls import check_url, is_url, local_path_of, root_of
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.other_tools import Place, where_to_set
+from packcorpus.tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.stores.urls import check_url, is_url, local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

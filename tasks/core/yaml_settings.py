@@ -21,9 +21,9 @@ import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tasks.core.errors import InputMissing, UsageError
-from tasks.core.other_tools import where_to_set
-from tasks.core.printable import suggest
+from packcorpus.tasks.core.errors import InputMissing, UsageError
+from packcorpus.tasks.core.other_tools import where_to_set
+from packcorpus.tasks.core.printable import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 

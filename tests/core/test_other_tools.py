@@ -1,15 +1,15 @@
-"""Every setting of another tool leads to its place here, and never to a list of all settings."""
+"""Every setting of another tool leads to its place here, not to a list of all."""
 
 from __future__ import annotations
 
 import pytest
 
-from tasks.config import Config
-from tasks.core.errors import UsageError
-from tasks.core.other_tools import CONFIG, OF_COMMANDS, SOURCE, TRAINING, WITHOUT, where_to_set
-from tasks.core.yaml_settings import check_settings
-from tasks.sources.model import Source
-from train.config import TrainingConfig
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.other_tools import CONFIG, OF_COMMANDS, SOURCE, TRAINING, WITHOUT, where_to_set
+from packcorpus.tasks.core.yaml_settings import check_settings
+from packcorpus.tasks.sources.model import Source
+from packcorpus.train.config import TrainingConfig
 
 # Names that configs and scripts of these tools have, as in their own examples.
 TRL = """
@@ -117,7 +117,7 @@ def test_the_answer_depends_on_the_place(place: str, name: str, answer: str) -> 
 
 
 def test_the_tables_list_the_settings_and_no_name_twice() -> None:
-    """A new setting is one line in a table, so that it is known in the wrong place, too."""
+    """A new setting is one line in a table, so that it is known everywhere."""
     assert set(CONFIG) - {"unknown_markers"} == set(Config.model_fields) - {"unknown_markers"}
     assert set(TRAINING) == set(TrainingConfig.model_fields)
     assert set(SOURCE) <= set(Source.model_fields)

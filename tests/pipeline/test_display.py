@@ -29,11 +29,11 @@ from support.tokenizer_kinds import kind_path
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
-from pipeline import display
-from pipeline.progress import Count, Stage, State, run
-from tasks.corpus.summary import notes
-from tasks.storage.manifest import load_manifest
-from tasks.work import Outcome, WriteShard
+from packcorpus.pipeline import display
+from packcorpus.pipeline.progress import Count, Stage, State, run
+from packcorpus.tasks.corpus.summary import notes
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.work import Outcome, WriteShard
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nadvanced: {vocab_size: 400, part_size: 20000}\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
@@ -343,7 +343,7 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
     assert done.returncode == 64
     assert done.stderr.startswith("E101 error: ")
     assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
