@@ -72,6 +72,8 @@ _ALL = [
          "", ""),
     Code("E109", "removed_setting", USAGE, "A setting was removed.",
          "the config, the command line, or the corpus is from an earlier version", ""),
+    Code("E110", "tokenizer_unnamed", USAGE, "It is not clear which tokenizer to use.",
+         "", ""),
 
     Code("E201", "not_an_object", DATA, "A record is not a JSON object.",
          "", "write one object per conversation"),
