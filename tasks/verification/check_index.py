@@ -42,11 +42,12 @@ PIECE = np.dtype(
 )  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
-# `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.
+# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` 0, if the index has no such column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
         ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
+        ("repeated", "i4"),
     ]
 )  # fmt: skip
 
@@ -100,8 +101,9 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
             for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
                 entries[name] = to_numpy(block.column(name))
-            if "turn" not in block.schema.names:
-                entries["turn"] = -1
+            for name, default in (("turn", -1), ("repeated", 0)):
+                if name not in block.schema.names:
+                    entries[name] = default
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
             entries["first"] = _filled(block.column("first"))
             entries["split"] = kind_of_split[split]
@@ -199,7 +201,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
         "length": total(length * once),
-        "tokens": total((length - separator) * (once & placed)),
+        "tokens": total((length - separator - entries["repeated"]) * (once & placed)),
         "copies": total(in_train) // pieces,
         "copies_held_out": total(split == 1) // pieces,
         "places": total(length * in_train),
@@ -269,7 +271,8 @@ class IndexCheck:
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
-        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row.
+        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut off
+        # between turns may be short, and nothing shows that more followed.
         longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
         whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
@@ -280,6 +283,7 @@ class IndexCheck:
                 self._require(~of_bound | is_outside, f"was dropped by {bound}, but is within it", samples)
                 # The index does not have all tokens of a truncated conversation.
                 checked = whole if name == "tokens" else samples["placed"]
+                checked = checked & (bound != "min_tokens" or not self._manifest.splits_at_turns)
                 self._require(~(checked & is_outside), f"is packed, but {bound} is {limit}", samples)
         contents = np.empty(np.count_nonzero(seen["placed"]), CONTENT)
         for name in CONTENT.names or ():
