@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import PackError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.spans import TEXT, Template
-from tasks.tokenization.samples import Segments, segments_of
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.spans import TEXT, Template
+from packcorpus.tasks.tokenization.samples import Segments, segments_of
 
 # Texts of the probe. No template writes them.
 ANSWER, QUESTION, RESULT = "Qanswerq", "Qquestionq", "Qresultq"
