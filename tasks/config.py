@@ -326,10 +326,10 @@ class Config(BaseModel):
     )
     overlong: Literal["truncate", "turns", "drop", "split", "error"] = Field(
         "split",
-        description="Policy for a conversation that is longer than a row. split: it is cut between its turns, and every "
-        "piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is cut after its "
-        "last trained turn that fits whole, and dropped if no turn fits; drop: it is left out; error: the run fails. "
-        "Without packing, the default is truncate, which leaves conversations whole.",
+        description="Policy for a conversation that is longer than a row. split: it is cut between its turns, and "
+        "every piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is cut after "
+        "its last trained turn that fits whole, and dropped if no turn fits; drop: it is left out; error: the run "
+        "fails. Without packing, the default is truncate, which leaves conversations whole.",
     )
     split_at: Annotated[Literal["turns", "tokens"], OF_SPLIT] = Field(
         "turns",

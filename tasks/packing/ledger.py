@@ -167,8 +167,8 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
             # Nothing is missing if each piece begins where the one before it ends, and the last ends the conversation.
             ends, is_first = first + taken, np.append(True, of[1:] != of[:-1])[: len(of)]
             before = np.where(is_first, 0, np.roll(ends, 1))
-            is_last = np.roll(is_first, -1)
-            lost.pieces = int(np.count_nonzero(first > before) + np.count_nonzero(is_last & (ends < accepted.length[of])))
+            is_cut_off = np.roll(is_first, -1) & (ends < accepted.length[of])
+            lost.pieces = int(np.count_nonzero(first > before) + np.count_nonzero(is_cut_off))
         else:
             count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
             lost.pieces = int(count.sum()) - len(of)

@@ -271,8 +271,8 @@ class IndexCheck:
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
-        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut off
-        # between turns may be short, and nothing shows that more followed.
+        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut
+        # off between turns may be short, and nothing shows that more followed.
         longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
         whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
