@@ -343,10 +343,12 @@ class Config(BaseModel):
     max_rejects: float = Field(
         0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
     )
-    weighting: Literal["repeat", "subsample", "token_share"] = Field(
+    weighting: Literal["repeat", "subsample", "proportions", "token_share"] = Field(
         "repeat",
         description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half of "
-        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: sources are "
+        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; proportions: "
+        "the weights are shares of the packed conversations, such as 0.7 and 0.3, or 70 and 30; nothing is left out, "
+        "and the sources that are small for their share are repeated; token_share: sources are "
         "downsampled until their trained tokens match the weights, and no conversation is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(

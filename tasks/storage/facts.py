@@ -242,6 +242,11 @@ class Ledger(Facts):
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
 
+    @property
+    def has_copies(self) -> bool:
+        """Return whether a conversation is in rows more than once."""
+        return self.tokens.repeated > (self.pieces.repeated_tokens or 0)
+
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
 

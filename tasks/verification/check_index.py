@@ -10,6 +10,7 @@ times does not fill one of them. None of the code that made the corpus is called
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -414,6 +415,8 @@ class IndexCheck:
             return "a conversation is in the validation split twice"
         if self._settings.get("weighting") == "token_share":
             return "token_share: a conversation is packed twice" if counts["twice"] else ""
+        if self._settings.get("weighting") == "proportions":
+            return self._problem_of_share(weight, counts)
         whole, rest = divmod(weight, 1)
         if counts["unweighted"] and whole:
             return f"conversations are dropped by weight, but the weight is {weight:g}"
@@ -423,4 +426,16 @@ class IndexCheck:
         extra, of = (counts["above"], counts["in_train"]) if whole else (counts["placed"], chosen)
         if abs(extra - rest * of) > 2 and whole != weight:
             return f"{extra:,} of {of:,} conversations have an additional copy, which does not match the weight"
+        return ""
+
+    def _problem_of_share(self, weight: float, counts: dict[str, int]) -> str:
+        """Say how an entry of `sources` contradicts its share of the conversations."""
+        if counts["unweighted"]:
+            return "conversations are dropped by weight, but weighting is proportions"
+        sizes, copies = self._mixture["in_train"], counts["copies"]
+        of_entries = zip(self._settings["sources"], sizes.tolist(), strict=False)
+        scale = max(size / source.get("weight", 1) for source, size in of_entries)
+        wanted = max(counts["in_train"], math.floor(weight * scale + 0.5))
+        if copies != wanted:
+            return f"{copies:,} conversations are packed, with copies, but its share is {wanted:,}"
         return ""
