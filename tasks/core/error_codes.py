@@ -181,7 +181,7 @@ _ALL = [
     Code("E253", "too_long_conversation", DATA, "A conversation is longer than a row, and overlong is error.",
          "sequence_length is too small for it", "raise sequence_length, or choose truncate, turns, drop, or split"),
     Code("E254", "empty_share", DATA, "A source cannot get a share of the tokens.",
-         "weighting is token_share, and no conversation of the source is left to train on",
+         "weighting is token_share or proportions, and no conversation of the source is left to train on",
          "remove the source, or check filters and rejects"),
     Code("E255", "too_many", DATA, "A corpus has more rows, or pieces of conversations, than can be planned.",
          "a plan numbers them with 32 bits", "divide the sources into several corpora"),
