@@ -27,7 +27,7 @@ from tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.printable import suggest
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, locate_tokenizer, open_encoder
 from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
@@ -59,7 +59,7 @@ class Recipe:
     """Everything that the graph of a run is built from.
 
     `files` are in the order of the config, and `parts` are in the order of the files. Another process receives neither,
-    but everything that was derived from them.
+    but everything that was derived from them. `commit` is that of a tokenizer on the Hub, if it was chosen before.
     """
 
     config: Config
@@ -67,6 +67,7 @@ class Recipe:
     layout: Layout
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
+    commit: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (self._sent,)
@@ -76,7 +77,9 @@ class Recipe:
         config = self.config.model_copy(update={"sources": []})
         derived = {name: getattr(self, name) for name in ("tokenizer_key", "texts_key", "corpus_key", "plan_key")}
         derived |= {"shards": self.shards, "special": self.special}
-        return pickle.dumps((config, self.folder.absolute(), sent_root(self.layout.root), derived))
+        return pickle.dumps(
+            (config, self.folder.absolute(), sent_root(self.layout.root), self.tokenizer_commit, derived)
+        )
 
     # Tokenizer
 
@@ -102,10 +105,20 @@ class Recipe:
         return key is None or has_artifact(layout.tokenizer(key), layout.tokenizer_receipt(key), checksum="sha256")
 
     @cached_property
-    def tokenizer_files(self) -> TokenizerFiles:
+    def _located(self) -> tuple[Path, str]:
         if self.tokenizer_key is not None:
-            return find_tokenizer(self.layout.tokenizer(self.tokenizer_key))
-        return find_tokenizer(path_in(self.folder, str(self.config.tokenizer)), self.config.tokenizer_as)
+            return self.layout.tokenizer(self.tokenizer_key), ""
+        named = str(self.config.tokenizer)
+        return locate_tokenizer(named, path_in(self.folder, named), self.commit)
+
+    @property
+    def tokenizer_commit(self) -> str:
+        """Return the commit of the tokenizer on the Hub, or "" for a local one."""
+        return self._located[1]
+
+    @cached_property
+    def tokenizer_files(self) -> TokenizerFiles:
+        return find_tokenizer(self._located[0], self.config.tokenizer_as)
 
     @cached_property
     def tokenizer_digest(self) -> str:
@@ -321,8 +334,8 @@ class Recipe:
 
 @lru_cache(maxsize=4)
 def _received(sent: bytes) -> Recipe:
-    config, folder, root, derived = pickle.loads(sent)  # noqa: S301 - our own
-    recipe = Recipe(config, folder, Layout(root_of(root)), (), ())
+    config, folder, root, commit, derived = pickle.loads(sent)  # noqa: S301 - our own
+    recipe = Recipe(config, folder, Layout(root_of(root)), (), (), commit)
     vars(recipe).update(derived)
     return recipe
 
@@ -375,11 +388,12 @@ def recipe_of(
     root: Path,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
+    commit: str = "",
 ) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`.
 
-    `revisions` maps indices of entries to commits of datasets on the Hub. Without `cache`, all files are hashed. Raises
-    PackError, naming the problem.
+    `revisions` maps indices of entries to commits of datasets on the Hub, and `commit` is that of a tokenizer. Without
+    `cache`, all files are hashed. Raises PackError, naming the problem.
     """
     layout = Layout(root)
     found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
@@ -388,7 +402,7 @@ def recipe_of(
         if file.name.encode("utf-8", "ignore").decode() != file.name:
             raise UsageError("bad_file_name", f"{file.name!a}: the file name is not UTF-8; rename the file")
     files, parts = tuple(file for file, _ in found), tuple(part for _, parts in found for part in parts)
-    recipe = Recipe(config, folder, layout, files, parts)
+    recipe = Recipe(config, folder, layout, files, parts, commit)
     _check_recorded(recipe)
     return recipe
 

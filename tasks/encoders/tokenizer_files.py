@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError, InputMissing, UsageError
+from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.encoders.auto_classes import NAMES, VERSION, Settings
 from tasks.encoders.auto_tokenizer import Loaded, find_class, load
 from tasks.encoders.encoder import Encoder, token_name
@@ -21,6 +22,7 @@ from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.storage.corpus_folder import check_listed, find_listed
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest
+from tasks.stores.urls import is_url, model_named, without_secrets
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -34,6 +36,13 @@ _LIKE = "transformers-"
 
 # The folder of a tokenizer with further chat templates, as files NAME.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
+
+
+# What is fetched of a tokenizer on the Hub, and patterns for a command line that cover it.
+FETCHED = (*TOKENIZER_FILES, *DECIDING, "*.model", f"{MORE_TEMPLATES}/*.jinja")
+DOWNLOADED = ("*.json", "*.jinja", "*.model")
+
+EXPECTED = "expected a tokenizer.json, a SentencePiece .model, a folder with one, or a name on the Hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,39 @@ def is_like_transformers(digest: str) -> bool:
     return digest.startswith(_LIKE)
 
 
+def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, str]:
+    """Return the path of a tokenizer and, for one on the Hub, its commit, otherwise "".
+
+    `path` is the path that the name is, if it is one; a path that exists takes precedence. The files of a tokenizer on
+    the Hub are in the cache of the Hub, all of one commit: `commit`, or else the current one of the revision. Raises
+    InputMissing if neither can be found, and UsageError for a URL of another kind.
+    """
+    if os.path.exists(path) and not commit:
+        return path, ""
+    model = model_named(named)
+    if model is None:
+        if is_url(named):
+            model = model_named(re.sub("^https://huggingface.co/|/tree/main|/$", "", named))
+            hint = f"; did you mean {model.name}?" if model else ""
+            problem = f"a tokenizer is a path or a name on the Hub, such as Qwen/Qwen3-8B{hint}"
+            raise UsageError("url_not_supported", f"{without_secrets(named)}: {problem}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
+    from tasks.stores.hub import fetch_model
+
+    missing = "" if named.startswith("hf://") else f"no such file or folder as {path}; "
+    download = model.download_command(DOWNLOADED)
+    try:
+        folder = fetch_model(model, FETCHED, commit)
+    except PackError as error:
+        problem = str(error).removeprefix(f"{model.name}: ")
+        advice = "" if error.reason == "object_missing" else f"; where the Hub can be reached, run: {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {missing}on the Hub: {problem}{advice}") from None
+    if not any(folder.glob("tokenizer.json")) and not any(folder.glob("*.model")):
+        problem = f"contains no tokenizer.json or .model file; if the Hub has one, run: {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {missing}the copy of the model in {folder} {problem}")
+    return folder, folder.name
+
+
 def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
 
@@ -178,11 +220,7 @@ def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
-        raise InputMissing(
-            "tokenizer_missing",
-            f"{path}: no such tokenizer; expected a SentencePiece .model, a tokenizer.json, or a folder with one "
-            "(names on a hub are not downloaded)",
-        )
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
     if path.stat().st_size == 0:
         raise DataError("bad_tokenizer", f"{path}: empty file; expected a tokenizer")
     if path.suffix not in (".model", ".json"):
