@@ -13,16 +13,16 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.encoders.auto_classes import NAMES, VERSION, Settings
-from tasks.encoders.auto_tokenizer import Loaded, find_class, load
-from tasks.encoders.encoder import Encoder, token_name
-from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
-from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
-from tasks.storage.corpus_folder import check_listed, find_listed
-from tasks.storage.files import sha256_of
-from tasks.storage.manifest import Manifest
-from tasks.stores.urls import is_url, model_named, without_secrets
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.encoders.auto_classes import NAMES, VERSION, Settings
+from packcorpus.tasks.encoders.auto_tokenizer import Loaded, find_class, load
+from packcorpus.tasks.encoders.encoder import Encoder, token_name
+from packcorpus.tasks.encoders.huggingface_encoder import HuggingFaceEncoder
+from packcorpus.tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from packcorpus.tasks.storage.corpus_folder import check_listed, find_listed
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.stores.urls import is_url, model_named, without_secrets
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -185,7 +185,7 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
             problem = f"a tokenizer is a path or a name on the Hub, such as Qwen/Qwen3-8B{hint}"
             raise UsageError("url_not_supported", f"{without_secrets(named)}: {problem}")
         raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
-    from tasks.stores.hub import fetch_model
+    from packcorpus.tasks.stores.hub import fetch_model
 
     missing = "" if named.startswith("hf://") else f"no such file or folder as {path}; "
     download = model.download_command(DOWNLOADED)

@@ -21,10 +21,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
-from tasks.core.messages import noted
-from tasks.stores.store import CHUNK, Facts, Progress, interruptible, receive
-from tasks.stores.urls import Dataset, Model
+from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.stores.store import CHUNK, Facts, Progress, interruptible, receive
+from packcorpus.tasks.stores.urls import Dataset, Model
 
 MAIN = "main"
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT, in_fork_with_torch
 
-import tasks
-import train
+from packcorpus import tasks, train
 
 MODULES = {
     package.__name__: [
