@@ -25,7 +25,7 @@ from typing import Any
 from packcorpus.tasks.config import Config, load_config, path_in
 from packcorpus.tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
 from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
-from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.printable import named_at, suggest
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.encoders.tokenizer_files import (
     TokenizerFiles,
@@ -121,6 +121,12 @@ class Recipe:
     def tokenizer_commit(self) -> str:
         """Return the commit of the tokenizer on the Hub, or "" for a local one."""
         return self._located[1]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return the name of the tokenizer's file or, on the Hub, its name and commit."""
+        commit = self.tokenizer_commit
+        return named_at(str(self.config.tokenizer), commit) if commit else self.tokenizer_files.main.name
 
     @cached_property
     def tokenizer_files(self) -> TokenizerFiles:

@@ -169,7 +169,7 @@ def is_like_transformers(digest: str) -> bool:
 
 
 def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, str]:
-    """Return the path of a tokenizer and, for one on the Hub, its commit, otherwise "".
+    """Return the path of a tokenizer and its commit on the Hub, or "" for a local one.
 
     `path` is the path that the name is, if it is one; a path that exists takes precedence. The files of a tokenizer on
     the Hub are in the cache of the Hub, all of one commit: `commit`, or else the current one of the revision. Raises
@@ -187,17 +187,20 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
         raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
     from packcorpus.tasks.stores.hub import fetch_model
 
-    missing = "" if named.startswith("hf://") else f"no such file or folder as {path}; "
-    download = model.download_command(DOWNLOADED)
+    here = "" if named.startswith("hf://") else f"no such file or folder ({path}); as a name on the Hub: "
+    download = f"run: {model.download_command(DOWNLOADED)}"
     try:
         folder = fetch_model(model, FETCHED, commit)
     except PackError as error:
-        problem = str(error).removeprefix(f"{model.name}: ")
-        advice = "" if error.reason == "object_missing" else f"; where the Hub can be reached, run: {download}"
-        raise InputMissing("tokenizer_missing", f"{named}: {missing}on the Hub: {problem}{advice}") from None
+        problem = str(error).removeprefix(f"{model.name}: ").removesuffix("; run again")
+        if error.reason == "store_denied":
+            problem += f"; then {download}"
+        elif error.reason != "object_missing":
+            problem += f"; the cache (HF_HOME) does not have it; where the Hub can be reached, {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {here}{problem}") from None
     if not any(folder.glob("tokenizer.json")) and not any(folder.glob("*.model")):
-        problem = f"contains no tokenizer.json or .model file; if the Hub has one, run: {download}"
-        raise InputMissing("tokenizer_missing", f"{named}: {missing}the copy of the model in {folder} {problem}")
+        problem = f"{folder} has no tokenizer.json or .model file; if the model has one, {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {here}{problem}")
     return folder, folder.name
 
 

@@ -178,7 +178,7 @@ def fetch_model(model: Model, patterns: Sequence[str], commit: str = "") -> Path
     downloaded are missing. Raises the errors of `open_hub`.
     """
     revision = commit or model.revision or MAIN
-    with _errors(model.name, what="model") as hub:
+    with _errors(model.name, "run: hf auth login", "model") as hub:
         endpoint = os.environ.get("HF_ENDPOINT")
         wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*patterns], "endpoint": endpoint}
 
@@ -194,11 +194,11 @@ def fetch_model(model: Model, patterns: Sequence[str], commit: str = "") -> Path
             interruptible(hub.HfApi(endpoint).model_info, model.name, revision=revision, timeout=REPLY)
             with noted(lambda: f"{model.name}: still downloading; what has arrived is kept"):
                 return Path(interruptible(hub.snapshot_download, model.name, **wanted))
-        except hub.errors.RevisionNotFoundError:
-            raise
-        except (hub.errors.HTTPError, OSError, ValueError, RuntimeError):
+        except (hub.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
             if folder := cached():
                 return folder
+            if isinstance(error, hub.errors.LocalEntryNotFoundError):  # neither here nor there: the reason is its cause
+                raise (error.__cause__ or ConnectionError()) from None
             raise
 
 
@@ -224,6 +224,7 @@ def _errors(url: str, token_hint: str = READ, what: str = "dataset") -> Iterator
     try:
         import huggingface_hub as hub
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
         problem = f"{url}: requires huggingface-hub, which is not installed; run: pip install huggingface-hub"
         raise PartMissing("library_missing", problem) from None

@@ -46,7 +46,7 @@ def revisions_of(manifest: Manifest) -> dict[int, str]:
 
 
 def commit_of_tokenizer(manifest: Manifest, config: Config) -> str:
-    """Return the recorded commit of the tokenizer on the Hub that a config names, or ""."""
+    """Return the recorded commit of the tokenizer that a config names, or ""."""
     named = config.model_dump(include={"tokenizer"})["tokenizer"]
     return (manifest.tokenizer.revision or "") if named == manifest.config["tokenizer"] else ""
 
