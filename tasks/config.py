@@ -240,9 +240,10 @@ class Config(BaseModel):
         PlainSerializer(TokenizerPath.write),
     ] = Field(
         None,
-        description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
-        "If absent, a SentencePiece model is trained on the sources. A folder is loaded like AutoTokenizer of "
-        "Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as it is.",
+        description="A name on the Hugging Face Hub, such as Qwen/Qwen3-8B or Qwen/Qwen3-8B@REVISION, or the path of a "
+        "folder, tokenizer.json, or SentencePiece model; a path that exists takes precedence. A folder is loaded like "
+        "AutoTokenizer of Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as "
+        "it is. If absent, a SentencePiece model is trained on the sources.",
         json_schema_extra=TokenizerPath.describe,
     )
     template: str = Field(

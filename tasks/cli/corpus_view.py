@@ -88,7 +88,7 @@ def _print_head(overview: Overview, console: Console) -> None:
         folder = str(overview.corpus.relative_to(here) if inside else overview.corpus)
     origin = ", trained on these sources" if tokenizer.trained_here else ""
     facts = [
-        Fact("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
+        Fact("tokenizer", f"{manifest.tokenizer_name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
         Fact("template", manifest.template.name),
         *setting_facts(manifest.config),
         Fact("corpus", folder),

@@ -250,7 +250,8 @@ _ALL = [
          "`format` names a format whose keys they lack", "remove `format`, or name the right one"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer does not exist.",
-         "the path is mistyped, or names a model hub", "name a .model file, a tokenizer.json, or a folder with one"),
+         "the name is mistyped, or the Hub cannot be reached or denies access",
+         "name a tokenizer.json, a .model file, a folder with one, or a name on the Hub, such as Qwen/Qwen3-8B"),
     Code("E402", "bad_tokenizer", DATA, "The tokenizer cannot be read.",
          "it is damaged, truncated, or has another type", "download it again"),
     Code("E403", "unknown_tokenizer", USAGE, "The file name is not the name of a tokenizer.",

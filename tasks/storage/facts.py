@@ -59,6 +59,7 @@ class Tokenizer(Facts):
         'key of its training. "transformers-VERSION:" before sha256 means that it is loaded like AutoTokenizer of that '
         "version, which is unlike its file."
     )
+    revision: str = Field("", description="The commit of a tokenizer on the Hugging Face Hub.")
 
 
 class TemplateFacts(Facts):

@@ -21,6 +21,7 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, StorageError
+from packcorpus.tasks.core.printable import named_at
 from packcorpus.tasks.storage.facts import (
     SHA256,
     Facts,
@@ -113,6 +114,14 @@ class Manifest(Facts):
         splits = {kind_of(name): split for name, split in self.splits.items() if split.sequence_length == length}
         # Any shape, even an empty one, means that the shards have format 3.1.
         return self.model_copy(update={"sequence_length": length, "shape": RowShape(), "splits": splits})
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return the name of the tokenizer's file or, on the Hub, its name and commit."""
+        named, commit = self.config.get("tokenizer"), self.tokenizer.revision
+        if not commit:
+            return PurePosixPath(self.tokenizer.path).name
+        return named_at(named["path"] if isinstance(named, dict) else str(named), commit)
 
     @property
     def noticed_counts(self) -> dict[str, int]:
