@@ -500,6 +500,9 @@ _ALL = [
 
     Code("E721", "library_missing", PART, "A library is not installed.",
          "it is part of an extra", "install the extra that the message names, or run make extras for training"),
+    Code("E722", "incomplete_copy", PART, "A copy of packcorpus lacks some of its folders.",
+         "it was copied without symbolic links, for example as a ZIP file",
+         "install it with pip, or clone it again with symbolic links"),
 
     Code("E791", "bug", BUG, "Unexpected error.",
          "a bug in packcorpus", "report it with the output of the same command under PACKCORPUS_DEBUG=1"),
