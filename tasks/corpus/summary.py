@@ -131,6 +131,7 @@ def conversation_facts(ledger: Ledger, settings: Mapping[str, Any]) -> list[Fact
     parts = (
         ("truncated", counts.truncated),
         ("split", counts.split),
+        ("duplicates", counts.duplicates),
         ("pieces", ledger.pieces.packed * (ledger.pieces.packed != counts.packed)),
         ("pieces dropped", ledger.pieces.dropped),
     )
@@ -212,7 +213,7 @@ def notes(manifest: Manifest) -> Iterator[str]:
     dropped = ledger.conversations.dropped
     if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
         yield f"dropped by filters, limits and weights: {', '.join(further)}"
-    yield from ledger_notes(ledger)
+    yield from (*ledger_notes(ledger), *content_notes(ledger, manifest.config))
     yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
     empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
     for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
@@ -233,6 +234,23 @@ def ledger_notes(ledger: Ledger) -> list[str]:
         noun, setting = LEFT_OUT[name]
         phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
     return notes + [f"left out of the context: {', '.join(phrases)}"] * bool(phrases)
+
+
+def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
+    """Yield lines about content that is left out, or packed again.
+
+    With `is_sample`, the ledger is predicted from a part of the data.
+    """
+    duplicates = ledger.conversations.duplicates
+    if duplicates:
+        count = counted(duplicates, "conversation")
+        has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
+        yield (
+            f"duplicates: {'at least about ' * is_sample}{count} {has} the same content as another one and "
+            f"{is_packed} packed again; to leave {them} out, set  duplicates: drop"
+        )
+    if is_sample and (duplicates or settings.get("duplicates") == "drop"):
+        yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 
 def explain_samples(ledger: Ledger) -> str:
