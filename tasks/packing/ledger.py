@@ -39,6 +39,9 @@ class Losses:
     truncated: int = 0  # conversations
     split: int = 0  # conversations
     pieces: int = 0  # pieces of split conversations without a trained token
+    later: int | None = None  # pieces without the beginning of their conversation; only with split_at: turns, as below
+    inside: int | None = None  # of them, those that begin within a turn
+    tokens_repeated: int | None = None  # before later pieces
     tokens_dropped: int = 0
     tokens_truncated: int = 0
     trained_truncated: int | None = None  # of tokens_truncated; only with overlong: turns
@@ -152,14 +155,23 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
     dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.reason[pieces.cut_of] == 0
-    of, (first, taken, _, trained) = pieces.cut_of[stays], pieces.cuts[stays].T
+    of, (first, taken, _, trained, repeated, inside) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
         lost.split, lost.tokens_dropped = _conversations(cut, accepted), lost.tokens_dropped + gone
-        count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
-        lost.pieces = int(count.sum()) - len(of)
+        if config.splits_at_turns:
+            lost.later, lost.inside = int(np.count_nonzero(first)), int(inside.sum())
+            lost.tokens_repeated = int(repeated.sum())
+            # Nothing is missing if each piece begins where the one before it ends, and the last ends the conversation.
+            ends, is_first = first + taken, np.append(True, of[1:] != of[:-1])[: len(of)]
+            before = np.where(is_first, 0, np.roll(ends, 1))
+            is_cut_off = np.roll(is_first, -1) & (ends < accepted.length[of])
+            lost.pieces = int(np.count_nonzero(first > before) + np.count_nonzero(is_cut_off))
+        else:
+            count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
+            lost.pieces = int(count.sum()) - len(of)
     else:
         is_cut = first + taken < accepted.length[of]
         lost.truncated, lost.tokens_truncated = _conversations(of[is_cut], accepted), gone
@@ -259,11 +271,20 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "truncated": lost.truncated,
             "split": lost.split,
         },
-        "pieces": {"packed": account.total("pieces"), "dropped": lost.pieces},
+        "pieces": {
+            "packed": account.total("pieces"),
+            "dropped": lost.pieces,
+            "later": lost.later,
+            "inside": lost.inside,
+            "repeated_tokens": lost.tokens_repeated,
+        },
         "tokens": {
             "encoded": encoded,
             "separators": separators,
-            "repeated": packed - separators - (account.once("places") - account.once("separators")),
+            "repeated": packed
+            - separators
+            - (account.once("places") - account.once("separators"))
+            + (lost.tokens_repeated or 0),
             "truncated": lost.tokens_truncated,
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,

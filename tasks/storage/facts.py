@@ -59,6 +59,7 @@ class Tokenizer(Facts):
         'key of its training. "transformers-VERSION:" before sha256 means that it is loaded like AutoTokenizer of that '
         "version, which is unlike its file."
     )
+    revision: str = Field("", description="The commit of a tokenizer on the Hugging Face Hub.")
 
 
 class TemplateFacts(Facts):
@@ -152,6 +153,19 @@ class Pieces(Facts):
 
     packed: int
     dropped: int
+    later: int | None = Field(
+        None,
+        description="Pieces that lack the beginning of their conversation, because they begin at a later turn. Copies "
+        "do not count. Only with `split_at: turns`, like the fields below.",
+    )
+    inside: int | None = Field(
+        None, description="The later pieces that begin within a turn, because the turn is longer than a row."
+    )
+    repeated_tokens: int | None = Field(
+        None,
+        description="Tokens before the first user message, such as the system message and the tools, that later pieces "
+        "repeat; a part of `tokens.repeated`.",
+    )
 
 
 class Tokens(Facts):
@@ -164,7 +178,8 @@ class Tokens(Facts):
     encoded: int
     separators: int
     repeated: int = Field(
-        description="Tokens of additional copies (from weights and later epochs), without separators."
+        description="Tokens of additional copies (from weights and later epochs), without separators, and "
+        "`pieces.repeated_tokens`."
     )
     truncated: int
     dropped: int
@@ -227,6 +242,11 @@ class Ledger(Facts):
     tokens: Tokens
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether a conversation is in rows more than once."""
+        return self.tokens.repeated > (self.pieces.repeated_tokens or 0)
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
