@@ -53,7 +53,7 @@ def find_config(words: Sequence[str], given: Given) -> Path | None:
 
 
 def _is_config(word: str, alone: bool) -> bool:
-    """Return whether a word names a config; `alone` if it is the only one, without settings."""
+    """Return whether a word names a config; `alone` if nothing else is given."""
     path = Path(word)
     if path.suffix.lower() in YAML:
         return True
@@ -95,7 +95,7 @@ def write_config(
 
 
 def config_for(words: Sequence[str], given: Given, root: Path, choose: Choose | None) -> tuple[Config, Draft | None]:
-    """Return the config that `write_config` would write, or has written; write nothing."""
+    """Return the config that `write_config` would write or use, and write nothing."""
     from packcorpus.tasks.config import config_from, load_config
     from packcorpus.tasks.core.yaml_settings import parse_settings
     from packcorpus.tasks.dry_run.config_draft import make_draft
@@ -132,7 +132,7 @@ def _command(words: Sequence[str], given: Given) -> str:
 
 
 def chooser(json_output: bool) -> Choose | None:
-    """Return the function that asks which tokenizer to use, or None without a terminal."""
+    """Return what asks which tokenizer to use, or None without a terminal."""
     return None if json_output or not (sys.stdin.isatty() and sys.stderr.isatty()) else _ask
 
 

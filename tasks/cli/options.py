@@ -85,7 +85,7 @@ ConfigArgument = Annotated[
 ConfigOrDataArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="CONFIG | DATA…",
+        metavar="CONFIG|DATA",
         show_default=False,
         help="The config of the corpus, or its data: files, folders, globs, URLs, or datasets on the Hub. "
         f"Default: {DEFAULT_CONFIG}.",

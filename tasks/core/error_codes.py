@@ -248,7 +248,7 @@ _ALL = [
          "`format` names a format whose keys they lack", "remove `format`, or name the right one"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer does not exist.",
-         "the name is mistyped, or the Hub cannot be reached or denies access",
+         "the Hub cannot be reached, denies access, or has no model of this name",
          "name a tokenizer.json, a .model file, a folder with one, or a name on the Hub, such as Qwen/Qwen3-8B"),
     Code("E402", "bad_tokenizer", DATA, "The tokenizer cannot be read.",
          "it is damaged, truncated, or has another type", "download it again"),

@@ -1,4 +1,4 @@
-"""Draft the config of data: for `packcorpus init`, and for `pack` and `check` without one.
+"""Draft the config of data, for `init`, and for `pack` and `check` without one.
 
     paths ─sample─▶ entries of `sources`, each with its format ─┐
     given, or nearby ─▶ tokenizer ─▶ template ─▶ row length ────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
@@ -50,6 +50,7 @@ from packcorpus.tasks.storage.files import write_bytes
 from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.stores.urls import check_url, hub_name, is_url, refuse_url
 from packcorpus.tasks.templates.built_in import MARKERS
+from packcorpus.tasks.tokenization.checks import first_failure
 
 WIDTH = 110
 BUDGET = 2 << 20  # bytes of the sources that are sampled
@@ -159,7 +160,7 @@ class Draft:
         return f"{one_line(str(self.values[name]))}" + f" ({self.notes[name]})" * bool(self.notes[name])
 
     def text(self, full: bool = False, title: str = "") -> str:
-        """Return the YAML of the config, which has been checked; `title` is its first comment."""
+        """Return the YAML of the config, checked; `title` is its first comment."""
         lines = [*([f"# {title}"] if title else []), *(_full_lines(self) if full else _short_lines(self))]
         text = "".join(f"{line}\n" for line in lines)
         config_from(parse_settings(text, "draft", {}), "draft")
@@ -230,12 +231,12 @@ def make_draft(
     choose: Choose | None = None,
     trains: bool = True,
 ) -> Draft:
-    """Return the draft of a config in `folder` for data: files, folders, globs, and URLs.
+    """Return the draft of a config in `folder` for data.
 
-    The tokenizer is the given one, one among the paths, or the only one nearby; of several, `choose` names one. Copies
-    of remote files are written to `root`. Without any tokenizer, a new one is trained, or UsageError is raised unless
-    `trains`. Raises UsageError for a wrong setting or a choice that is left to the user,
-    and InputMissing or DataError if no path contains conversations that can be read.
+    `paths` are files, folders, globs, and URLs. The tokenizer is the given one, one among the paths, or the only one
+    nearby; of several, `choose` names one. Without any, a new one is trained, or UsageError is raised unless `trains`.
+    Copies of remote files are written to `root`. Raises UsageError for a wrong setting or a choice that is left to the
+    user, and InputMissing or DataError if no path contains conversations that can be read.
     """
     draft = Draft(given, folder, Layout(root))
     _check_given(given)
@@ -377,6 +378,8 @@ def _decide(draft: Draft, usable: Sequence[Entry], tokenizer: str, where: str) -
         draft.will_fail = True
         # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
         enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
+        if first_failure(found.recipe):  # a smaller share would stop the run
+            enough = 1.0
         draft.choices.append(
             f"check will fail: {100 * rejected / read:.1f} % of the records are rejected, and max_rejects allows "
             f"{100 * allowed:g} %; fix the records, or set max_rejects: {enough:g} to leave them out"
@@ -726,7 +729,7 @@ def _entry(path: str, draft: Draft) -> Entry:
 
 
 def _count_fitting(records: Sequence[tuple[Any, SourceFile]]) -> tuple[int, str]:
-    """Count the records that are conversations, and return the first problem of another."""
+    """Return the number of conversations, and the first problem of another record."""
     problems = []
     for record, file in records:
         try:

@@ -1,4 +1,4 @@
-"""Find the tokenizers near the data, and tell the folder of a model from data."""
+"""Find the tokenizers near the data, and the files of models among data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST_CONTEXT = 1 << 30  # Transformers writes 1e30 for a tokenizer that knows
 
 
 def model_files(names: Collection[str]) -> set[str]:
-    """Return the files of a folder that belong to a model, although they look like data."""
+    """Return the files of a folder that belong to a model and look like data."""
     has_model = "config.json" in names and any(name.endswith(WEIGHTS) for name in names)
     if not (has_model or OF_TOKENIZER.intersection(names)):
         return set()
