@@ -292,7 +292,7 @@ _ALL = [
          "the template has no place for reasoning", "set reasoning: drop, or use a template that writes reasoning"),
 
     Code("E501", "manifest_missing", MISSING, "The manifest does not exist.",
-         "", "packcorpus list shows all corpora of this folder"),
+         "", ""),
     Code("E502", "bad_manifest", DATA, "Not a valid manifest.",
          "it is another file, from another tool or version, or damaged", "name another file, or pack the corpus again"),
     Code("E503", "edited_manifest", DATA, "The manifest was modified after it was written.",
@@ -474,14 +474,13 @@ _ALL = [
          "a part of the key, between two slashes, is empty, `.`, or `..`", "rename the object, or name the others"),
 
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
-         "permissions, or a failing disk", ""),
+         "", ""),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",
-         "a full disk, permissions, or a failing disk",
-         "make room or change the permissions, then run again; existing files are unchanged"),
+         "", "make room or change the permissions, then run again; existing files are unchanged"),
     Code("E703", "damaged_artefact", STORAGE, "A file of an earlier run is damaged.",
          "a failing disk, or someone edited it", "delete the file, then run again"),
     Code("E704", "disk_failed", STORAGE, "The disk failed unexpectedly.",
-         "a full disk, permissions, or a failing disk", "make room or change the permissions, then run again"),
+         "", "make room or change the permissions, then run again"),
 
     Code("E705", "system_limit", STORAGE, "A limit of the system was reached.",
          "ulimit -v, ulimit -n, or a limit of the container is low, or too many workers share a machine",

@@ -30,7 +30,7 @@ from packcorpus.tasks.config import KEYS, LONGEST_ROW, Config, config_from, leng
 from packcorpus.tasks.conversations.formats import guess_roles
 from packcorpus.tasks.conversations.tokens import TOKENS
 from packcorpus.tasks.core.error_codes import CODES
-from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
 from packcorpus.tasks.core.printable import counted, from_here, in_bytes, printable_lines
 from packcorpus.tasks.core.yaml_settings import check_settings, defaults_of, parse_settings
 from packcorpus.tasks.dry_run.dry_run import predict
@@ -708,6 +708,8 @@ def _entry(path: str, draft: Draft) -> Entry:
             count_unused_keys(sample)
     except PackError as error:
         if not files and not isinstance(error, DataError):
+            if layout and hub_name(path) and isinstance(error, InputMissing):
+                error.message += f"; to name a model's tokenizer, write --tokenizer {path}"
             raise
         kind = error if error.reason in ("media_data", "preference_data") else None
         return Entry(path, files, problem=one_line(str(error).removeprefix(f"{path}: ")), error=kind)

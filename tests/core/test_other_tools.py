@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.commands import BIN, command
 
 from packcorpus.tasks.config import KEYS, Config
 from packcorpus.tasks.core.errors import UsageError
 from packcorpus.tasks.core.other_tools import CONFIG, OF_COMMANDS, SOURCE, TRAINING, WITHOUT, where_to_set
 from packcorpus.tasks.core.yaml_settings import check_settings
 from packcorpus.tasks.sources.model import Source
-from packcorpus.train.config import TrainingConfig
+from packcorpus.train.config import TrainingConfig, settings_parser
 
 # Names that configs and scripts of these tools have, as in their own examples.
 TRL = """
@@ -114,6 +117,19 @@ def test_every_name_of_a_tool_has_an_answer(tool: str, place: str, model: type) 
 )
 def test_the_answer_depends_on_the_place(place: str, name: str, answer: str) -> None:
     assert where_to_set(name, place) == answer
+
+
+def test_an_option_of_another_tool_names_the_place(tmp_path: Path) -> None:
+    done = command(tmp_path, str(BIN / "packcorpus"), "pack", "a.jsonl", "--max-length", "512")
+    assert (
+        done.stderr == "E101 error: --max-length: no such option; use --sequence-length; see packcorpus pack --help\n"
+    )
+    with pytest.raises(UsageError, match="unrecognized arguments: --lr 1e-4; use --learning-rate; see "):
+        settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--lr", "1e-4"])
+    with pytest.raises(
+        UsageError, match="unrecognized arguments: --cutoff-len=512; the config of a corpus has it, as seq"
+    ):
+        settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--cutoff-len=512"])
 
 
 def test_the_tables_list_the_settings_and_no_name_twice() -> None:
