@@ -533,11 +533,11 @@ def errors_page() -> str:
             "",
             f"## {title}",
             "",
-            "| code | reason | exit | meaning | cause | fix |",
-            "|---|---|---|---|---|---|",
+            "| code | reason | exit | meaning | fix |",
+            "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.cause} | {code.fix} |"
+            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.fix} |"
             for code in CODES.values()
             if code.code[1] == digit
         ]
