@@ -584,9 +584,9 @@ def python_page() -> str:
     lines += [
         "## Errors",
         "",
-        "Every error is a `PackError` with `code` (such as `E310`), `reason`, `message`, `exit_code`, and `facts`, a dict",
-        "of the values that the message names. [Errors](errors.md) lists the codes; in a traceback, the last line has",
-        "cause and fix. `IndexError` and `TypeError` mean what they mean everywhere.",
+        "Every error is a `PackError` with `code` (such as `E310`), `reason`, `message`, `exit_code`, and `facts`, a",
+        "dict of values that the message names. [Errors](errors.md) lists the codes. In a traceback, the last line has",
+        "cause and fix.",
         "",
         "| class | meaning |",
         "|---|---|",
@@ -600,14 +600,21 @@ def _signature(name: str, value: Any) -> list[str]:
     """Return the signature of a function or a class that users call."""
     if name in ("Corpus", "Rows", "Conversation", "Sample", "Batches", "DryRun"):
         return []
+    words, result = [], ""
     signature = inspect.signature(value)
-    shown = [
-        inspect.Parameter(own.name, own.kind, default=own.default)
-        for own in signature.parameters.values()
-        if own.name != "self"
-    ]
-    called = f"packcorpus.{name}" if "." not in name else name.replace("Corpus.", "corpus.")
-    return ["```python", f"{called}{inspect.Signature(shown)}", "```", ""]
+    if not inspect.isclass(value):
+        result = f" -> {signature.return_annotation}"
+    for own in signature.parameters.values():
+        if own.kind is own.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        if own.name != "self":
+            default = "" if own.default is own.empty else f" = {own.default!r}"
+            words.append(f"{'**' * (own.kind is own.VAR_KEYWORD)}{own.name}: {own.annotation}{default}")
+    called = name.replace("Corpus.", "corpus.") if "." in name else f"packcorpus.{name}"
+    text = f"{called}({', '.join(words)}){result}"
+    if len(text) > WIDTH:
+        text = "\n".join([f"{called}(", *(f"    {word}," for word in words), f"){result}"])
+    return ["```python", text.replace("AnyPath", "str | os.PathLike[str]").replace("'", '"'), "```", ""]
 
 
 def _markdown(value: Any) -> list[str]:
