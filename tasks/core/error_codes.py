@@ -499,7 +499,7 @@ _ALL = [
          "a share of it is still running, or failed", "run the stage that the message names, for every share"),
 
     Code("E721", "library_missing", PART, "A library is not installed.",
-         "it is part of an extra", "install the extra that the message names, or run make extras for training"),
+         "it is part of an extra", "install the extra that the message names"),
 
     Code("E791", "bug", BUG, "Unexpected error.",
          "a bug in packcorpus", "report it with the output of the same command under PACKCORPUS_DEBUG=1"),
