@@ -290,8 +290,14 @@ class Recipe:
 
     @cached_property
     def _size(self) -> float:
-        weighed = self.config.weighting != "token_share"
-        return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
+        """Return about how many bytes of the sources are in rows, with copies."""
+        weights = [source.weight for source in self.config.sources]
+        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in range(len(weights))]
+        if self.config.weighting == "token_share":
+            return sum(sizes)
+        if self.config.weighting == "proportions":
+            return max(size / weight for size, weight in zip(sizes, weights, strict=True)) * sum(weights)
+        return sum(size * weight for size, weight in zip(sizes, weights, strict=True))
 
     @cached_property
     def shards(self) -> dict[str, int]:

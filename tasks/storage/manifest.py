@@ -88,6 +88,10 @@ class Manifest(Facts):
         return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights)
 
     @property
+    def splits_at_turns(self) -> bool:
+        return bool(self.config.get("overlong") == "split" and self.config.get("split_at") == "turns")
+
+    @property
     def row_lengths(self) -> tuple[int, ...]:
         return self.row_layout.lengths
 
@@ -239,6 +243,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "format_version", manifest.format_version, format_version_of(config)
     yield "shape", manifest.shape and manifest.shape.model_dump(), RowLayout.of(config).recorded or None
     yield "alignment", manifest.ledger.tokens.alignment is not None, manifest.row_layout.align > 1
+    yield "pieces.later", manifest.ledger.pieces.later is not None, manifest.splits_at_turns
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:
