@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 from support.commands import ROOT
 
 SOURCES = ("packcorpus", "pipeline", "tasks", "train")
@@ -75,3 +78,15 @@ def test_a_wheel_works_in_a_folder_with_modules_of_the_same_names(built: tuple[P
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "from nothing to the first rows" in done.stdout
+
+
+def test_the_release_runs_the_smoke_test_on_every_supported_python() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    smoke, publish = workflow["jobs"]["smoke"], workflow["jobs"]["publish"]
+    supported = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    every = [f"3.{minor}" for minor in range(40) if f"3.{minor}" in supported]
+    assert smoke["strategy"]["matrix"]["python"] == every
+    assert smoke["steps"][-1]["run"] == "python tests/smoke.py dist/*.whl"
+    assert publish["needs"] == "smoke"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "password" not in str(workflow)
