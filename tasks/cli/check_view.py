@@ -179,8 +179,8 @@ def _print_figures(run: Prediction, console: Console) -> None:
 
 
 def _workers(run: Prediction) -> str:
-    cores = f"the {run.cores:,} cores" if run.cores > 1 else "the only core"
-    return f"with {counted(run.workers, 'worker')} on {cores} that this process may use, if idle"
+    cores = "core" if run.cores == 1 else "cores"
+    return f"with {counted(run.workers, 'worker')} on {run.cores:,} usable {cores}, if idle"
 
 
 def _print_steps(run: Prediction, console: Console) -> None:
