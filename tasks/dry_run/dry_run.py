@@ -82,6 +82,7 @@ def predict(
     # Conversations that the overlong policy applied to.
     is_too_long = np.isin(chosen.reason, (0, drop_code("too_long"), REJECTED))
     is_too_long &= accepted.length > longest
+    longest_samples = accepted.samples.most(accepted.length)
     found = Prediction(
         config=None,
         settings=config.model_dump(mode="json"),
@@ -111,6 +112,7 @@ def predict(
         failures=[],
         warnings=[],
         recipe=recipe,
+        lengths=longest_samples[longest_samples > 0],
     )
     for batch in batches or BATCH_ROWS:
         of_splits = (
