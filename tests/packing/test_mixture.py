@@ -87,7 +87,7 @@ def test_proportions_are_shares_of_the_result_and_leave_out_nothing(tmp_path: Pa
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 100)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.integers(50, 500), st.integers(1, 100)), min_size=1, max_size=5))
 def test_proportions_repeat_as_little_as_the_shares_allow(entries: list[tuple[int, int]]) -> None:
     config = Config(
         sources=[Source(path=f"{n}", weight=weight) for n, (_, weight) in enumerate(entries)], weighting="proportions"
