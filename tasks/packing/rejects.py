@@ -99,7 +99,8 @@ def suggest_settings(counts: Mapping[str, float], cut_off: float, read: float) -
     tolerate = f"set max_rejects: {enough:g} to accept this"
     if 2 * cut_off <= rejected:
         reason = max(sorted(counts), key=counts.__getitem__)
-        return [f"the most frequent reason is {reason}; fix: {CODES[reason].fix}", tolerate]
+        fix = CODES[reason].fix
+        return [f"the most frequent reason is {reason}" + f"; fix: {fix}" * bool(fix), tolerate]
     most = "most" if cut_off < rejected else "all"
     return [
         f"{most} of them have no trained token left in a row: increase sequence_length to keep them, set "
