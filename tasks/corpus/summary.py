@@ -259,7 +259,7 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
         noun, setting = LEFT_OUT[name]
         phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
     if phrases:
-        lines.append(f"{verb} from the context: {', '.join(phrases)}")
+        lines.append(f"{verb.replace('lost', 'left out')} of the context: {', '.join(phrases)}")
     nothing = "nothing was lost" if about is None else "nothing will be lost"
     return lines or [f"{nothing}: {mark}{counted(of.read, 'conversation')}, {mark}{counted(every, 'token')}"]
 
