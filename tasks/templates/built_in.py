@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject, UsageError
@@ -80,7 +80,8 @@ class BuiltIn(Template):
                 "it, or use the model's own template (`template: tokenizer`)",
             )
         self.name, self.encoder, self.adjust, self.sections = name, encoder, adjust, sections
-        self.apart, self.together, self._headers_too = turns == "apart", turns == "together", train_on == "all"
+        self.apart, self.together, self.as_rendered = (turns == each for each in ("apart", "together", "as_rendered"))
+        self._headers_too = train_on == "all"
         self._family = BUILT_IN[name]
         self.markers_as_text = tuple(m for m in self._family.markers if not encoder.is_token(m))
 
@@ -115,13 +116,27 @@ class BuiltIn(Template):
         Most templates write a turn independently of later turns, so one sample is enough. There are several samples if
         the template writes a turn differently once more turns follow, or if the config requires them.
         """
-        if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
+        is_one = conversation.messages[0].role == "text"
+        if is_one or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
+        if self.as_rendered:
+            spans = self.spans(conversation, trained)
+            return [Sample(spans, unlike=self._unlike(spans, conversation, trained))]
         ends = ends_of_samples(conversation, trained)
         return [
             Sample(self.spans(*up_to(conversation, turn, trained, after)), turn, after)
             for after, turn in pairwise([-1, *ends])
         ]
+
+    def _unlike(self, spans: Sequence[Span], conversation: Conversation, trained: Sequence[bool]) -> int:
+        """Return the number of answers whose prompts at inference are not the text before them."""
+        whole, count = "".join(span.text for span in spans), 0
+        for turn, flag in enumerate(trained):
+            if flag and conversation.messages[turn].role == "assistant":
+                until, flags = up_to(conversation, turn, trained, turn - 1)
+                prompt = takewhile(lambda span: not span.trained, self.spans(until, flags))
+                count += not whole.startswith("".join(span.text for span in prompt))
+        return count
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         if self._family.writes_context:
