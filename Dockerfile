@@ -3,7 +3,7 @@
 # The image of packcorpus. BuildKit or Buildah builds it, from the registry of the base image and PyPI alone.
 #
 #   docker build --target core  --tag packcorpus .          packs: packcorpus, luigi
-#   docker build --target train --tag packcorpus:train .    packs and trains: python -m train, too
+#   docker build --target train --tag packcorpus:train .    packs and trains: packcorpus train, too
 #
 # Layers are ordered by how often they change, rarest first:
 #
@@ -35,6 +35,7 @@ lists = dict(argument.split('=') for argument in sys.argv[1:]); \
     for name, extras in lists.items()]" "core=${CORE_EXTRAS}" "train=${TRAIN_EXTRAS}"
 RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt setuptools
 COPY README.md LICENSE ./
+COPY packcorpus packcorpus
 COPY pipeline pipeline
 COPY tasks tasks
 COPY train train
@@ -91,4 +92,4 @@ RUN pip install --no-cache-dir --no-deps /opt/packcorpus/wheel/*.whl \
     && test "$(packcorpus --version)" = "packcorpus ${VERSION}"
 VOLUME /work
 USER 1000
-CMD ["python", "-m", "train", "doctor"]
+CMD ["packcorpus", "train", "doctor"]

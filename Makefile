@@ -64,7 +64,7 @@ diagnose: .venv/.train  ## find out which settings train faster on CONFIG's corp
 	@$(BIN)/luigi --module pipeline DiagnoseTraining --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
 doctor: .venv/.train  ## report what this machine can train with, and how to install what is missing
-	@$(BIN)/python -m train doctor
+	@$(BIN)/packcorpus train doctor
 
 inspect: .venv/.setup  ## show the latest corpus
 	@$(BIN)/packcorpus inspect

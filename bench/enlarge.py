@@ -19,9 +19,9 @@ from typing import Any
 import orjson
 from read_conversations import valid_conversations
 
-from tasks.config import load_config
-from tasks.conversations.model import Message, full_text
-from tasks.recipe import resolve
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.conversations.model import Message, full_text
+from packcorpus.tasks.recipe import resolve
 
 
 def row(message: Message) -> dict[str, Any]:

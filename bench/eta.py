@@ -24,7 +24,7 @@ from pathlib import Path
 import orjson
 from enlarge import enlarge
 
-from tasks.dry_run import cost_model
+from packcorpus.tasks.dry_run import cost_model
 
 ROOT = Path(__file__).resolve().parent.parent
 

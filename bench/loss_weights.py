@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tasks.config import load_config
-from tasks.recipe import recipe_of
-from tasks.storage.manifest import load_manifest
-from tasks.work import Plan, Publish, TokenizePart, WriteShard
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.recipe import recipe_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.work import Plan, Publish, TokenizePart, WriteShard
 
 MODES = ("none", "data", "conversation", "both")
 

@@ -24,8 +24,8 @@ from typing import Any
 import orjson
 import yaml
 
-from tasks.config import Config, load_config
-from tasks.dry_run.dry_run import BUDGET, predict
+from packcorpus.tasks.config import Config, load_config
+from packcorpus.tasks.dry_run.dry_run import BUDGET, predict
 
 ROOT = Path(__file__).resolve().parent.parent
 LUIGI = Path(sys.executable).parent / "luigi"
@@ -78,7 +78,7 @@ def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
     Returns pairs of name and config path. Paths in these configs are absolute.
     """
     settings = yaml.safe_load(config.read_text())
-    from tasks.sources.source_files import find_files
+    from packcorpus.tasks.sources.source_files import find_files
 
     loaded = load_config(config)
     files = find_files(loaded.sources, config.parent)

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.servers.remote import hub_stand_in  # noqa: E402
 
-from tasks.storage.manifest import load_manifest  # noqa: E402
+from packcorpus.tasks.storage.manifest import load_manifest  # noqa: E402
 
 COMMAND = str(Path(sys.executable).with_name("packcorpus"))
 REPO, TOKEN = "someone/rows", "token"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tasks.conversations.model import Conversation
-from tasks.core.errors import Reject
-from tasks.sources.model import Part
-from tasks.sources.parts import PartReader
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.sources.parts import PartReader
 
 
 def conversations_of(parts: Iterable[Part]) -> Iterator[tuple[object, Conversation | Reject]]:

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from planning import recipe_of, write_part
 
-from tasks.recipe import resolve
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.manifest import load_manifest
-from tasks.tokenization.train_tokenizer import train_tokenizer
-from tasks.work import Publish, run_all
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.tokenization.train_tokenizer import train_tokenizer
+from packcorpus.tasks.work import Publish, run_all
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 1000  # all ids in the token files are smaller
@@ -38,7 +38,7 @@ VOCABULARY = 1000  # all ids in the token files are smaller
 # Reads VmHWM, because ru_maxrss of a process includes the peak of the process that started it.
 PROGRAM = """
 import atexit, pathlib, re, time
-from tasks.cli.app import main
+from packcorpus.tasks.cli.app import main
 
 @atexit.register
 def write():

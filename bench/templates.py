@@ -39,15 +39,15 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import in_parts
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.samples import segments_of
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import in_parts
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import trained_turns
+from packcorpus.tasks.tokenization.samples import segments_of
 
 TODAY = "2026-01-01"
 RIGHT = ("together", "apart", "no end")

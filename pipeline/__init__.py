@@ -7,11 +7,11 @@
 Importing this package registers the tasks. No other package imports luigi.
 """
 
-from tasks.core import startup  # noqa: F401 - before everything else
+from packcorpus.tasks.core import startup  # noqa: F401 - before everything else
 
 # isort: split
-from pipeline import patches
-from pipeline.graph import (
+from packcorpus.pipeline import patches
+from packcorpus.pipeline.graph import (
     DiagnoseTraining,
     PackCorpus,
     PlanPacking,

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import luigi
 
-from pipeline.progress import State, run, state
-from tasks.core.messages import JSON, is_on
-from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
-from tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
-from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
+from packcorpus.pipeline.progress import State, run, state
+from packcorpus.tasks.core.messages import JSON, is_on
+from packcorpus.tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
+from packcorpus.tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
 
 if TYPE_CHECKING:
-    from tasks.tokenization.checks import EngineChoice
+    from packcorpus.tasks.tokenization.checks import EngineChoice
 
 
 QUIET = "PACKCORPUS_QUIET"
@@ -272,7 +272,7 @@ def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
 def finished(task: luigi.Task) -> None:
     """Report that the work of a task is done."""
     if task.kind is TrainTokenizer:
-        from tasks.tokenization.checks import choose_engines
+        from packcorpus.tasks.tokenization.checks import choose_engines
 
         _send(task, f"wrote {task.output().path}")
         proven(choose_engines(task.recipe))
@@ -327,7 +327,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     show(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
     show(f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
     if ends["rejected"]:
-        from tasks.packing.rejects import first_of_each
+        from packcorpus.tasks.packing.rejects import first_of_each
 
         listed = find_listed(folder, "rejects.jsonl", listed_file(manifest, folder, "rejects.jsonl").bytes)
         show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
@@ -349,7 +349,7 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
         show(line)
     left_out = manifest.ledger.conversations.dropped.get("weight", 0)
     if weighting == "token_share" and left_out:
-        from tasks.inspection.lookup import sources_taken_whole
+        from packcorpus.tasks.inspection.lookup import sources_taken_whole
 
         if limited := explain_limits(
             sources_taken_whole(manifest, folder), left_out, manifest.ledger.conversations.packed

@@ -30,13 +30,13 @@ from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from pipeline.signals import signals
-from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, UsageError
-from tasks.core.printable import suggest
-from tasks.core.process import of_memory
-from tasks.storage.files import remove_abandoned
-from tasks.stores.bucket import has_threads
-from tasks.work import Outcome, Work, attempt, load_modules
+from packcorpus.pipeline.signals import signals
+from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, PartMissing, UsageError
+from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.process import of_memory
+from packcorpus.tasks.storage.files import remove_abandoned
+from packcorpus.tasks.stores.bucket import has_threads
+from packcorpus.tasks.work import Outcome, Work, attempt, load_modules
 
 # Attempts at work whose worker is lost, before the run gives up.
 ATTEMPTS = 4

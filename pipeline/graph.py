@@ -31,19 +31,19 @@ from types import FrameType
 import luigi
 import orjson
 
-from pipeline import display
-from pipeline.engines import Here, is_remote, join, leave, open_engine, workers_of
-from pipeline.patches import ReportedInterrupt, reporting
-from pipeline.progress import Count, run, text_sizes
-from tasks import work
-from tasks.config import load_config
-from tasks.core.error_codes import EXITS
-from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.messages import JSON
-from tasks.recipe import Recipe, resolve
-from tasks.sources.model import Part
-from tasks.stores.urls import root_of, url_of
-from tasks.work import Work
+from packcorpus.pipeline import display
+from packcorpus.pipeline.engines import Here, is_remote, join, leave, open_engine, workers_of
+from packcorpus.pipeline.patches import ReportedInterrupt, reporting
+from packcorpus.pipeline.progress import Count, run, text_sizes
+from packcorpus.tasks import work
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.error_codes import EXITS
+from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
+from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.stores.urls import root_of, url_of
+from packcorpus.tasks.work import Work
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -233,7 +233,7 @@ def train_command(verb: str, manifest: str, root: str, settings: str, options: s
     named = (verb,) if verb else ()
     # Checkpoints are never written to a bucket, but to the working directory.
     where = ("--manifest", manifest, "--root", "." if url_of(root_of(root)) else root)
-    return (sys.executable, "-P", "-m", "train", *named, *where, *config, *shlex.split(options))
+    return (sys.executable, "-P", "-m", "packcorpus.train", *named, *where, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)

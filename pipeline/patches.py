@@ -41,13 +41,13 @@ from luigi.scheduler import Scheduler
 from luigi.task_register import Register, TaskClassException
 from luigi.worker import DequeQueue, Worker
 
-from pipeline import display
-from pipeline.engines import leave
-from pipeline.progress import run
-from pipeline.signals import signals
-from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.messages import DEBUG, format_error, is_on, show_notes_with, to_pack_error
-from tasks.core.printable import suggest
+from packcorpus.pipeline import display
+from packcorpus.pipeline.engines import leave
+from packcorpus.pipeline.progress import run
+from packcorpus.pipeline.signals import signals
+from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
+from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, show_notes_with, to_pack_error
+from packcorpus.tasks.core.printable import suggest
 
 HELP = "see luigi --module pipeline PackCorpus --help"
 

@@ -15,12 +15,12 @@ from heapq import heapify, heapreplace
 from importlib import metadata
 from typing import Any
 
-from tasks.core.process import peak_memory
-from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
-from tasks.readers.containers import container_named
-from tasks.sources.model import Part
-from tasks.sources.parts import sizes_of
-from tasks.work import Outcome
+from packcorpus.tasks.core.process import peak_memory
+from packcorpus.tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.sources.parts import sizes_of
+from packcorpus.tasks.work import Outcome
 
 # The stages that are counted: the name of each in run.json, and in the display.
 STAGES = {

@@ -20,7 +20,7 @@ from math import inf
 from types import FrameType
 from typing import Any
 
-from tasks.core import startup
+from packcorpus.tasks.core import startup
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 # Seconds until a signal that was lost is sent again.

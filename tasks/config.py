@@ -29,16 +29,23 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.conversations.names import Roles, with_roles
-from tasks.core.errors import UsageError
-from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
-from tasks.readers.containers import container_by_extension
-from tasks.sources.model import Source
-from tasks.storage.keys import KEY_NAMES, ONE_PLAN, with_current_names
-from tasks.storage.layout import RowLayout
-from tasks.templates.adjust import GIVEN_TO_TEMPLATES
-from tasks.templates.built_in import BUILT_IN
-from tasks.templates.sections import Sections, TrainParts, check_sections
+from packcorpus.tasks.conversations.names import Roles, with_roles
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.yaml_settings import (
+    Removed,
+    canonical_json,
+    check_removed,
+    check_settings,
+    defaults_of,
+    read_settings,
+)
+from packcorpus.tasks.readers.containers import container_by_extension
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.keys import KEY_NAMES, ONE_PLAN, with_current_names
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.templates.adjust import GIVEN_TO_TEMPLATES
+from packcorpus.tasks.templates.built_in import BUILT_IN
+from packcorpus.tasks.templates.sections import Sections, TrainParts, check_sections
 
 
 @dataclass(frozen=True)

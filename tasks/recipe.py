@@ -22,23 +22,23 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.config import Config, load_config, path_in
-from tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.printable import suggest
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
-from tasks.sources.digests import DigestCache
-from tasks.sources.model import Part, SourceFile, found_layouts
-from tasks.sources.parts import find_parts
-from tasks.storage.files import has_artifact
-from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
-from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
-from tasks.stores.urls import root_of, sent_root
-from tasks.templates.adjust import Adjust, knows_developer
-from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.sections import Sections
-from tasks.templates.spans import Template, TrainOn, Turns
+from packcorpus.tasks.config import Config, load_config, path_in
+from packcorpus.tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.model import Part, SourceFile, found_layouts
+from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.storage.files import has_artifact
+from packcorpus.tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
+from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
+from packcorpus.tasks.stores.urls import root_of, sent_root
+from packcorpus.tasks.templates.adjust import Adjust, knows_developer
+from packcorpus.tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from packcorpus.tasks.templates.sections import Sections
+from packcorpus.tasks.templates.spans import Template, TrainOn, Turns
 
 # About 100 MB per shard. A task costs 60 ms in addition to its work (fork, page faults, Luigi, syncs), so a corpus of
 # 250 MB takes a tenth longer with shards of 25 MB. A smaller corpus has two shards, so that two workers can write it.
@@ -350,7 +350,7 @@ def _jinja_once(
     sections: Sections,
 ) -> Template:
     """Compile a template once per process."""
-    from tasks.templates.jinja.template import open_jinja  # loads jinja2
+    from packcorpus.tasks.templates.jinja.template import open_jinja  # loads jinja2
 
     return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust, sections)
 

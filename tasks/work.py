@@ -18,22 +18,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from tasks.core.errors import Busy, DataError, PackError, StorageError
-from tasks.core.messages import to_pack_error
-from tasks.core.printable import with_urls
-from tasks.core.process import peak_memory
-from tasks.recipe import Recipe
-from tasks.sources.locate import with_copy
-from tasks.sources.model import Part
-from tasks.sources.parts import WHOLE, Share, sizes_of
-from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
-from tasks.storage.manifest import load_manifest
-from tasks.stores.mirror import Mirror, mirror_of
+from packcorpus.tasks.core.errors import Busy, DataError, PackError, StorageError
+from packcorpus.tasks.core.messages import to_pack_error
+from packcorpus.tasks.core.printable import with_urls
+from packcorpus.tasks.core.process import peak_memory
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.locate import with_copy
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.sources.parts import WHOLE, Share, sizes_of
+from packcorpus.tasks.storage.files import (
+    acquire_lock,
+    digest_of,
+    has_artifact,
+    read_receipt,
+    sync_folder,
+    write_receipt,
+)
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.stores.mirror import Mirror, mirror_of
 
 # A run that finds the corpus complete takes half of its time to load modules, so those that do the work are loaded when
 # there is some.
 if TYPE_CHECKING:
-    from tasks.tokenization.checks import EngineChoice
+    from packcorpus.tasks.tokenization.checks import EngineChoice
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,8 @@ class TrainTokenizer(Work):
         return self.recipe.has_tokenizer
 
     def run(self) -> dict[str, Any]:
-        from tasks.tokenization import checks
-        from tasks.tokenization.train_tokenizer import train_tokenizer
+        from packcorpus.tasks.tokenization import checks
+        from packcorpus.tasks.tokenization.train_tokenizer import train_tokenizer
 
         recipe, config = self.recipe, self.recipe.config
         model, receipt = self.outputs()
@@ -159,7 +166,7 @@ class TokenizePart(Work):
         return self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)
 
     def is_done(self, check_content: bool = False) -> bool:
-        from tasks.tokenization import checks
+        from packcorpus.tasks.tokenization import checks
 
         checksum = "xxh3" if check_content else ""
         return self.mirror.has(*self.outputs(), checksum=checksum, refused=checks.refused_engines(self.recipe))
@@ -174,7 +181,7 @@ class TokenizePart(Work):
 
         Raises DataError for the first part if the first conversations show that the template does not fit.
         """
-        from tasks.tokenization import checks
+        from packcorpus.tasks.tokenization import checks
 
         recipe, engines = self.recipe, checks.choose_engines(self.recipe)
         if self.part == recipe.parts[0]:
@@ -184,7 +191,7 @@ class TokenizePart(Work):
         return replace(self, key=recipe.tokens_key(self.part), engines=engines)
 
     def run(self) -> dict[str, Any]:
-        from tasks.tokenization.tokenize_part import tokenize_part
+        from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
         if self.engines is None:
             return self.decided().run()
@@ -220,7 +227,7 @@ class Plan(Work):
     missing = "the corpus is not planned yet"
 
     def outputs(self) -> tuple[Path, ...]:
-        from tasks.packing.plan import plan_files
+        from packcorpus.tasks.packing.plan import plan_files
 
         return tuple(self.recipe.plan_folder / name for name in (*plan_files(self.recipe.config), "plan.json"))
 
@@ -243,8 +250,8 @@ class Plan(Work):
         return receipt
 
     def _make(self) -> dict[str, Any]:
-        from tasks.packing.plan import make_plan
-        from tasks.tokenization import checks
+        from packcorpus.tasks.packing.plan import make_plan
+        from packcorpus.tasks.tokenization import checks
 
         recipe, parts = self.recipe, TokenizePart.all_of(self.recipe)
         self.mirror.fetch(*((file, receipt) for file, receipt in (part.outputs() for part in parts)))
@@ -296,8 +303,8 @@ class WriteShard(Work):
         return self.mirror.is_stored(*self.outputs())
 
     def run(self) -> dict[str, Any]:
-        from tasks.corpus.publish import write_planned_shard
-        from tasks.packing.plan import UNREADABLE
+        from packcorpus.tasks.corpus.publish import write_planned_shard
+        from packcorpus.tasks.packing.plan import UNREADABLE
 
         recipe, layout, mirror = self.recipe, self.recipe.layout, self.mirror
         path, receipt_file = self.outputs()
@@ -372,8 +379,8 @@ class Publish(Work):
                 receipt.unlink()
 
     def run(self) -> dict[str, Any]:
-        from tasks.corpus.publish import publish_corpus
-        from tasks.tokenization import checks
+        from packcorpus.tasks.corpus.publish import publish_corpus
+        from packcorpus.tasks.tokenization import checks
 
         recipe, mirror = self.recipe, self.mirror
         _check_token_files(recipe, recipe.token_keys)
@@ -404,7 +411,7 @@ def _fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[
 
 def _check_token_files(recipe: Recipe, keys: Sequence[str]) -> None:
     """Check that the local token files of a plan have their recorded checksums."""
-    from tasks.packing.plan import discard_receipts
+    from packcorpus.tasks.packing.plan import discard_receipts
 
     for key in keys:
         file, receipt = recipe.layout.token_file(key), recipe.layout.token_receipt(key)
@@ -416,7 +423,7 @@ def refresh(recipe: Recipe) -> Mirror:
     """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror = mirror_of(recipe.layout.root)
     if mirror.url:
-        from tasks.tokenization import checks
+        from packcorpus.tasks.tokenization import checks
 
         steps = [work.outputs() for kind in (TokenizePart, WriteShard) for work in kind.all_of(recipe)]
         trained = [work.outputs() for work in TrainTokenizer.all_of(recipe)]
@@ -478,8 +485,8 @@ def attempt(work: Work) -> Outcome:
 
 def load_modules() -> None:
     """Load the modules that do the steps, for processes that are forked later."""
-    import tasks.corpus.publish
-    import tasks.tokenization.tokenize_part  # noqa: F401
+    import packcorpus.tasks.corpus.publish
+    import packcorpus.tasks.tokenization.tokenize_part  # noqa: F401
 
 
 def run_all(target: Work, check_content: bool = False) -> None:
@@ -528,7 +535,7 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
     for work in left:
         run_all(work)
     if kind is TrainTokenizer:
-        from tasks.tokenization import checks
+        from packcorpus.tasks.tokenization import checks
 
         checks.choose_engines(recipe)
     return len(own), len(own) - len(left)
@@ -549,7 +556,7 @@ def open_encoder(recipe: Recipe) -> EngineChoice | None:
 
     Returns None if nothing is left to encode, or if the tokenizer is not trained yet: TrainTokenizer then opens it.
     """
-    from tasks.tokenization import checks
+    from packcorpus.tasks.tokenization import checks
 
     if not recipe.has_tokenizer or all(part.is_done() for part in TokenizePart.all_of(recipe)):
         return None

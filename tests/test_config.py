@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import (
+from packcorpus.tasks.config import (
     IF_SET,
     KEYS,
     NOT_TOGETHER,
@@ -29,11 +29,11 @@ from tasks.config import (
     Config,
     load_config,
 )
-from tasks.core.errors import InputMissing, PackError, UsageError
-from tasks.core.yaml_settings import parse_settings
-from tasks.sources.model import Source
-from tasks.storage.keys import ONE_PLAN
-from tasks.templates.sections import ALL_SECTIONS, Sections, sections_of_config
+from packcorpus.tasks.core.errors import InputMissing, PackError, UsageError
+from packcorpus.tasks.core.yaml_settings import parse_settings
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.keys import ONE_PLAN
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections, sections_of_config
 
 DEFAULTS = {
     "name": "corpus",

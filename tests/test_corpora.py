@@ -28,7 +28,7 @@ from datasets import Dataset, disable_progress_bars, load_dataset
 from support.commands import SHARED, needs_shared, pack, write_chats
 from support.tokenizer_kinds import control_strings, everywhere, kind_path, open_kind, reference
 
-from tasks.verification.verify import verify
+from packcorpus.tasks.verification.verify import verify
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 IGNORED = -100

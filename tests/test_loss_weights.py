@@ -21,16 +21,16 @@ from support.commands import SHARED, needs_shared, packcorpus
 from support.packed_rows import LENGTH, folder_of, pack_small, shards_of, sign
 from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.turn_weights import flag_hints, loss_weight_hints, with_loss_weights
-from tasks.core.errors import DataError, Reject, UsageError
-from tasks.corpus.shards import sum_of_weights
-from tasks.inspection.rows import row_of_split
-from tasks.storage.manifest import load_manifest
-from tasks.storage.token_files import TokenFiles
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints, with_loss_weights
+from packcorpus.tasks.core.errors import DataError, Reject, UsageError
+from packcorpus.tasks.corpus.shards import sum_of_weights
+from packcorpus.tasks.inspection.rows import row_of_split
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 IGNORED = -100
 Row = dict[str, Any]

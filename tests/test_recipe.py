@@ -21,23 +21,23 @@ import yaml
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks import recipe as recipe_module
-from tasks.config import KEYS, Config
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.encoders.encoder import Encoded, Encoder
-from tasks.encoders.texts import Texts
-from tasks.recipe import Recipe, resolve
-from tasks.sources.model import Source
-from tasks.sources.parts import find_parts
-from tasks.storage.keys import VERSIONS, corpus_key, key_of
-from tasks.storage.layout import Layout
-from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.templates import built_in
-from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.spans import Template, trained_turns
-from tasks.tokenization.tokenize_part import tokenize_part
-from tasks.work import Plan, run_all
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.config import KEYS, Config
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.storage.keys import VERSIONS, corpus_key, key_of
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
+from packcorpus.tasks.templates import built_in
+from packcorpus.tasks.templates.built_in import BUILT_IN, BuiltIn
+from packcorpus.tasks.templates.spans import Template, trained_turns
+from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
+from packcorpus.tasks.work import Plan, run_all
 
 LINES = [
     json.dumps({"messages": [{"role": "user", "content": f"{i} " * 200}, {"role": "assistant", "content": "b"}]})

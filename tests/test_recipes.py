@@ -22,8 +22,8 @@ from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import DataError
-from train.model import isolation
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.model import isolation
 
 RECIPES = (ROOT / "docs" / "guides" / "other-trainers.md").read_text()
 

@@ -19,20 +19,20 @@ from support.templates.modern_templates import STRIPS
 from support.templates.several_samples import stripping_template
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.check_view import show_prediction
-from tasks.config import load_config
-from tasks.core.errors import DataError, UsageError
-from tasks.corpus.summary import explain_samples
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.diff import compare
-from tasks.inspection.search import find_conversations
-from tasks.recipe import resolve
-from tasks.report.figures import read_figures
-from tasks.report.report import write_report
-from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.cli.check_view import show_prediction
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.corpus.summary import explain_samples
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.diff import compare
+from packcorpus.tasks.inspection.search import find_conversations
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.report.figures import read_figures
+from packcorpus.tasks.report.report import write_report
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 RECORDS = conversations(60, seed=3, longest=6)
 RECORDS += RECORDS[:6]

@@ -19,13 +19,13 @@ from support.commands import corpus_bytes
 from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import work as work_module
-from tasks.core.errors import Busy
-from tasks.recipe import Recipe
-from tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
-from tasks.storage.layout import Layout
-from tasks.verification.verify import verify
-from tasks.work import KINDS, Plan, Publish, TokenizePart, Work, WriteShard, claim, run_all
+from packcorpus.tasks import work as work_module
+from packcorpus.tasks.core.errors import Busy
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.tasks.work import KINDS, Plan, Publish, TokenizePart, Work, WriteShard, claim, run_all
 
 WRONG: list[Any] = [{}, [], None, 5, "bytes", {"bytes": "4"}, {"bytes": 3}, {"bytes": None}]
 

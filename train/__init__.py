@@ -11,7 +11,7 @@ This package never imports `pipeline`.
 The names in `__all__` are the library for other trainers. Importing `train` does not load torch. Each name loads its
 module on first use:
 
-    from train import PackedDataset
+    from packcorpus.train import PackedDataset
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.data.conversations import SFT_SETTINGS, padding_tokenizer, sft_dataset
-    from train.data.corpus import open_corpus
-    from train.data.dataset import PackedDataset
-    from train.model.attention import Collator, segments
-    from train.model.isolation import check_isolation, require_isolation
-    from train.model.token_loss import weigh_loss
+    from packcorpus.train.data.conversations import SFT_SETTINGS, padding_tokenizer, sft_dataset
+    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.data.dataset import PackedDataset
+    from packcorpus.train.model.attention import Collator, segments
+    from packcorpus.train.model.isolation import check_isolation, require_isolation
+    from packcorpus.train.model.token_loss import weigh_loss
 
 __all__ = [
     "SFT_SETTINGS",
@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "train.data.conversations": ("SFT_SETTINGS", "padding_tokenizer", "sft_dataset"),
-    "train.data.corpus": ("open_corpus",),
-    "train.data.dataset": ("PackedDataset",),
-    "train.model.attention": ("Collator", "segments"),
-    "train.model.isolation": ("check_isolation", "require_isolation"),
-    "train.model.token_loss": ("weigh_loss",),
+    "packcorpus.train.data.conversations": ("SFT_SETTINGS", "padding_tokenizer", "sft_dataset"),
+    "packcorpus.train.data.corpus": ("open_corpus",),
+    "packcorpus.train.data.dataset": ("PackedDataset",),
+    "packcorpus.train.model.attention": ("Collator", "segments"),
+    "packcorpus.train.model.isolation": ("check_isolation", "require_isolation"),
+    "packcorpus.train.model.token_loss": ("weigh_loss",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -16,21 +16,21 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tasks.core.errors import Interrupted, UsageError
-from tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
-from tasks.core.printable import printable
-from train.machine import process
-from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
+from packcorpus.tasks.core.errors import Interrupted, UsageError
+from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
+from packcorpus.tasks.core.printable import printable
+from packcorpus.train.machine import process
+from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
 
 if TYPE_CHECKING:
-    from train.config import Parser
+    from packcorpus.train.config import Parser
 
 # Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
 COMMANDS = {
-    "doctor": "train.doctor",
-    "diagnose": "train.diagnose.command",
-    "merge": "train.merge.command",
-    "certify": "train.certify.command",
+    "doctor": "packcorpus.train.doctor",
+    "diagnose": "packcorpus.train.diagnose.command",
+    "merge": "packcorpus.train.merge.command",
+    "certify": "packcorpus.train.certify.command",
 }
 
 # Variables with the settings of torch's allocator: torch knows the first in all versions, the second since 2.9.
@@ -39,7 +39,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 
 def parser() -> Parser:
     """Build the parser of the training command."""
-    from train.config import settings_parser
+    from packcorpus.train.config import settings_parser
 
     return settings_parser(
         "python -m train", f"Train a QLoRA adapter on a corpus. Other commands: python -m train {', '.join(COMMANDS)}."
@@ -72,7 +72,7 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
         if str(failed) and (reports() or not isinstance(failed, Interrupted)):
             print(format_error(failed), file=sys.stderr)
         if is_one_of_several():
-            from train.machine.ranks import end_if_rung
+            from packcorpus.train.machine.ranks import end_if_rung
 
             end_if_rung(failed.exit_code)
         return failed.exit_code
@@ -89,10 +89,10 @@ def _set_environment() -> None:
 
 
 def _train(arguments: list[str], guard: SignalGuard) -> None:
-    from train.config import config_of
-    from train.data.corpus import open_corpus
-    from train.loop.run_folder import RunFolder
-    from train.machine import devices
+    from packcorpus.train.config import config_of
+    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.loop.run_folder import RunFolder
+    from packcorpus.train.machine import devices
 
     with or_stop_all():
         options = parser().parse_args(arguments)
@@ -119,8 +119,8 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
     with or_stop_all():
-        from train.loop import run
-        from train.machine import ranks
+        from packcorpus.train.loop import run
+        from packcorpus.train.machine import ranks
 
     try:
         run.train(corpus, config, folder, options.root, guard)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
-from tasks.storage.files import sha256_of
-from tasks.stores.urls import check_url, is_url, local_path_of, root_of
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.stores.urls import check_url, is_url, local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

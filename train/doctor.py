@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.errors import PackError, PartMissing, UsageError
-from tasks.core.printable import counted
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.manifest import load_manifest
-from train.config import Parser, load_training_config
-from train.data.corpus import open_corpus
-from train.machine import devices
-from train.measures import advise
+from packcorpus.tasks.core.errors import PackError, PartMissing, UsageError
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.corpus_folder import checked_folder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.train.config import Parser, load_training_config
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.machine import devices
+from packcorpus.train.measures import advise
 
 GIB = 1 << 30
 
@@ -89,7 +89,7 @@ def _show_what_fits(base: str, corpus: str | None, console: Console) -> int:
     opened = open_corpus(corpus) if corpus else None
     settings = load_training_config(overrides={"base_model": json.dumps(base)})
     devices.check_libraries()
-    from train import fits
+    from packcorpus.train import fits
 
     fits.show(fits.fits_of(base, settings, opened), console)
     return 0
@@ -239,7 +239,7 @@ def _compute() -> Iterator[Finding]:
 def _attention(kind: str) -> Finding:
     import torch
 
-    from train.model.attention import BACKENDS, unavailable_backends
+    from packcorpus.train.model.attention import BACKENDS, unavailable_backends
 
     reasons = unavailable_backends(torch.device(kind))
     usable = ", ".join(name for name in BACKENDS if name not in reasons)
@@ -254,7 +254,7 @@ def _attention(kind: str) -> Finding:
 def _tokenizers() -> Iterator[Finding]:
     """Yield a finding for the tokenizer of each of the newest corpora of this folder."""
     # A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
-    from train.model.base_model import compare_rows, is_as_it_is
+    from packcorpus.train.model.base_model import compare_rows, is_as_it_is
 
     for path in sorted(Path("manifests").glob("*.json"), key=lambda path: path.stat().st_mtime)[-CORPORA:]:
         try:

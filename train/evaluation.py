@@ -29,16 +29,16 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback
 
-from tasks.core.printable import counted, duration, shown
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.storage.files import write_bytes
-from tasks.storage.schemas import IGNORED
-from train.config import TrainingConfig
-from train.data.corpus import Corpus
-from train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
-from train.model.base_model import positions
-from train.model.qlora import keep_random
+from packcorpus.tasks.core.printable import counted, duration, shown
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.storage.files import write_bytes
+from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
+from packcorpus.train.model.base_model import positions
+from packcorpus.train.model.qlora import keep_random
 
 NAME = "samples.jsonl"
 LIMIT = 128  # maximum tokens of an answer

@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tasks.core.printable import counted
-from train.config import TrainingConfig
-from train.data.corpus import Corpus
-from train.memory import ACTIVATIONS, LOGITS, MASKS, OTHER, WEIGHTS, Estimate, Estimator
-from train.model import base_model
-from train.model.attention import backend_to_load
+from packcorpus.tasks.core.printable import counted
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.memory import ACTIVATIONS, LOGITS, MASKS, OTHER, WEIGHTS, Estimate, Estimator
+from packcorpus.train.model import base_model
+from packcorpus.train.model.attention import backend_to_load
 
 CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141)  # GB, as they are sold
 USUAL, LENGTHS = 2048, (1024, 2048, 4096, 8192, 16384)  # tokens of a row

@@ -28,11 +28,11 @@ from transformers import AttentionInterface
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from train.config import TrainingConfig
-from train.model import attention as attention_module
-from train.model import base_model, qlora, quantization, token_loss
-from train.model.checkpoint import auto_class
-from train.model.checkpointing import usable, use_checkpointing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import attention as attention_module
+from packcorpus.train.model import base_model, qlora, quantization, token_loss
+from packcorpus.train.model.checkpoint import auto_class
+from packcorpus.train.model.checkpointing import usable, use_checkpointing
 
 META = torch.device("meta")
 # Bytes that the optimizer keeps for a trained weight: two moments, in fp32 or in 8 bits with a scale per 256.

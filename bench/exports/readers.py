@@ -380,9 +380,9 @@ def run(manifest: Path, format: str) -> dict[str, Any]:
     """Export in a format, read every split with its reader, and count differences."""
     from reference.exports import expected
 
-    from tasks.exports.export import export_corpus
-    from tasks.storage.corpus_folder import corpus_folder
-    from tasks.storage.manifest import load_manifest
+    from packcorpus.tasks.exports.export import export_corpus
+    from packcorpus.tasks.storage.corpus_folder import corpus_folder
+    from packcorpus.tasks.storage.manifest import load_manifest
 
     found = load_manifest(manifest)
     facts: dict[str, Any] = {

@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.exports.export import EXPORTS
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.exports.export import EXPORTS
+from packcorpus.tasks.storage.manifest import load_manifest
 
 COMMAND = str(Path(sys.executable).with_name("packcorpus"))
 

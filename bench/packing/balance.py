@@ -23,10 +23,10 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.core.numbers import shuffle
-from tasks.packing import bin_packing
-from tasks.packing.balance import LINEAR, RANKS, balanced_order, forecast
-from tasks.packing.column_generation import rows_of
+from packcorpus.tasks.core.numbers import shuffle
+from packcorpus.tasks.packing import bin_packing
+from packcorpus.tasks.packing.balance import LINEAR, RANKS, balanced_order, forecast
+from packcorpus.tasks.packing.column_generation import rows_of
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
 ROWS = 10_000  # rows of joined conversations

@@ -27,13 +27,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.config import Config
-from tasks.core.numbers import shuffle
-from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance import put_in_order
-from tasks.packing.column_generation import lower_bound, rows_of
-from tasks.packing.placement import place
-from tasks.storage.shards import RowStatistics
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.numbers import shuffle
+from packcorpus.tasks.packing import bin_packing, several_lengths
+from packcorpus.tasks.packing.balance import put_in_order
+from packcorpus.tasks.packing.column_generation import lower_bound, rows_of
+from packcorpus.tasks.packing.placement import place
+from packcorpus.tasks.storage.shards import RowStatistics
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:

@@ -24,10 +24,10 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.packing.neighbors import directions_of, labels_of, meetings
-from tasks.recipe import resolve
-from tasks.storage.manifest import load_manifest
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.packing.neighbors import directions_of, labels_of, meetings
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 
 def pairs_alike(row: np.ndarray, vectors: np.ndarray) -> float:

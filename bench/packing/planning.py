@@ -26,15 +26,15 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.config import Config
-from tasks.packing.placement import place
-from tasks.packing.plan import make_plan
-from tasks.recipe import Recipe
-from tasks.sources.model import Part, SourceFile
-from tasks.storage.files import digest_of, write_receipt
-from tasks.storage.layout import Layout
-from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.tokenization.tokenize_part import NOTICED
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.packing.placement import place
+from packcorpus.tasks.packing.plan import make_plan
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import Part, SourceFile
+from packcorpus.tasks.storage.files import digest_of, write_receipt
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
+from packcorpus.tasks.tokenization.tokenize_part import NOTICED
 
 PART = 200_000
 BATCH = 8192

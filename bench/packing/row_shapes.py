@@ -17,11 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.config import load_config
-from tasks.recipe import recipe_of
-from tasks.storage.manifest import load_manifest
-from tasks.verification.verify import verify
-from tasks.work import Plan, Publish, run_all
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.recipe import recipe_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.tasks.work import Plan, Publish, run_all
 
 
 def measure(config_file: Path, root: Path, settings: dict[str, Any]) -> str:

@@ -33,12 +33,12 @@ from calls import AT_ONCE, FILE, Record, cpu_seconds, tool, value, words
 from templates import TODAY, source_of, tokenizers_of
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Turns
-from tasks.tokenization.prepare import Preparer
-from tasks.tokenization.samples import Prepared
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import Turns
+from packcorpus.tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.tokenization.samples import Prepared
 
 TURNS = (10, 25, 50, 100, 200)
 OPTIONS = {"enable_thinking": True}  # Gemma 4 leaves reasoning out otherwise; it is the default of the others

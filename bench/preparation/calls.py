@@ -42,11 +42,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import orjson
 from templates import TODAY, source_of, tokenizers_of
 
-from tasks.core.errors import DataError
-from tasks.encoders.encoder import Encoder
-from tasks.sources.model import SourceFile
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.tokenization.prepare import Preparer
 
 FILE = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)
 AT_ONCE = 256  # records that a tokenization step prepares at once

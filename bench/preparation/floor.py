@@ -27,15 +27,15 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from read_conversations import conversations_of
 
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder
-from tasks.recipe import Recipe, resolve
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.manifest import load_manifest
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.checks import choose_engines
-from tasks.tokenization.samples import segments_of
-from tasks.tokenization.tokenize_part import BATCH_BYTES
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.spans import trained_turns
+from packcorpus.tasks.tokenization.checks import choose_engines
+from packcorpus.tasks.tokenization.samples import segments_of
+from packcorpus.tasks.tokenization.tokenize_part import BATCH_BYTES
 
 
 def encoder_of(recipe: Recipe) -> Encoder:

@@ -24,8 +24,8 @@ from pathlib import Path
 import orjson
 from whole_command import packcorpus, timed, write_messages
 
-from tasks.config import load_config
-from tasks.recipe import resolve
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.recipe import resolve
 
 BUILT_IN, OWN = "packcorpus, `template: chatml`, built in", "packcorpus, `template: tokenizer`, the model's own"
 COLUMNS = ("seconds", "without imports", "CPU seconds", "rows", "efficiency")

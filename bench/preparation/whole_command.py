@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from enlarge import enlarge
 from read_conversations import valid_conversations
 
-from tasks.config import load_config
-from tasks.conversations.model import full_text
-from tasks.recipe import resolve
-from tasks.templates.families.hermes import call_text
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.templates.families.hermes import call_text
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has a folder `train`, 
 import torch  # noqa: E402
 from support.training.served_runs import CORPORA, SOUND, make_corpus, make_run  # noqa: E402
 
-from train.certify.command import certify  # noqa: E402
-from train.model.base_model import silence_libraries  # noqa: E402
+from packcorpus.train.certify.command import certify  # noqa: E402
+from packcorpus.train.model.base_model import silence_libraries  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # before it: tests has a folder train, too
 from support.damage.matrix import COLUMNS, KINDS, REBUILT, REFUSED, REPAIRED, Project, kind_of, load, outcomes
 
-from tasks.core.errors import PackError
-from tasks.storage.files import to_json
-from tasks.storage.manifest import manifest_digest
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import manifest_digest
+from packcorpus.tasks.verification.verify import verify
 
 
 @dataclass

@@ -25,7 +25,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from support.differential.comparison import Tally, compare_pair  # noqa: E402
 from support.tokenizer_kinds import CLASSES, KINDS  # noqa: E402
 
-from tasks.templates.built_in import BUILT_IN  # noqa: E402
+from packcorpus.tasks.templates.built_in import BUILT_IN  # noqa: E402
 
 COLUMNS = ("template", "tokenizer", "conversations", "samples", "tokens", "trained tokens", "rejected", "mismatches")
 

@@ -34,8 +34,8 @@ from pathlib import Path
 
 import orjson
 
-from tasks.core.errors import PackError
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.verification.verify import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus"]

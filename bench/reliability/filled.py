@@ -26,13 +26,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from templates import TODAY, source_of, tokenizers_of
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import DataError, Reject
-from tasks.sources.model import SourceFile
-from tasks.templates.adjust import Adjust
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.prepare import Pending, Preparer, comparable
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import trained_turns
+from packcorpus.tasks.tokenization.prepare import Pending, Preparer, comparable
 
 CLEAN = ("yes", "no", "2+2?", "It is 4.", "é")
 ODD = (

@@ -167,7 +167,7 @@ def atheris_run(part: str, seed: int, seconds: int) -> None:
 def inside(part: str, seed: int, seconds: int) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["tasks", "yaml"], enable_loader_override=False):
+    with atheris.instrument_imports(include=["packcorpus.tasks", "yaml"], enable_loader_override=False):
         import test_fuzz
 
     names, formats = test_fuzz.NAMES, ("auto", *test_fuzz.FORMAT_NAMES)

@@ -224,14 +224,16 @@ def measure(folder: Path, found: Path) -> int:
 
     If a fixture runs a line, all tests of its file count as tests of the line.
     """
-    coverage_of = coverage.Coverage(data_file=None, include=[str(folder / "tasks" / "*")])
+    coverage_of = coverage.Coverage(data_file=None, include=[str(folder / "packcorpus" / "tasks" / "*")])
     contexts = Contexts(coverage_of)
     coverage_of.start()
     failed = run_tests([f"tests/{name}.py" for name in TESTS], (contexts,))
     coverage_of.stop()
     tests: dict[str, list[str]] = {}
     for module in MODULES:
-        for line, names in coverage_of.get_data().contexts_by_lineno(str(folder / "tasks" / f"{module}.py")).items():
+        for line, names in (
+            coverage_of.get_data().contexts_by_lineno(str(folder / "packcorpus" / "tasks" / f"{module}.py")).items()
+        ):
             called = {name.partition("|")[0] for name in names if name.endswith("|call")}
             files = {name.partition("::")[0] for name in names if name.endswith("|setup")}
             others = {test for test in contexts.seconds if test.partition("::")[0] in files} - called

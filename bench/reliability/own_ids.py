@@ -246,9 +246,9 @@ def parted(found: np.ndarray, expected: np.ndarray, reference: Reference) -> str
 
 def records_of(config: Path, folder: Path) -> tuple[list[Record], int]:
     """Return the conversations of a config as messages, and the number of rejects."""
-    from tasks.conversations.model import as_openai
-    from tasks.core.errors import Reject
-    from tasks.recipe import resolve
+    from packcorpus.tasks.conversations.model import as_openai
+    from packcorpus.tasks.core.errors import Reject
+    from packcorpus.tasks.recipe import resolve
 
     found, unreadable = [], 0
     for _, conversation in conversations_of(resolve(config, folder).parts):
@@ -304,8 +304,8 @@ def main() -> None:
     parser.add_argument("--inline", action="store_true", help="reasoning in contents only")
     parser.add_argument("--count", type=int, help="number of conversations to compare, spread evenly over all")
     given = parser.parse_args()
-    from tasks.config import load_config
-    from tasks.recipe import resolve
+    from packcorpus.tasks.config import load_config
+    from packcorpus.tasks.recipe import resolve
 
     config = load_config(given.config.resolve())
     failed = False

@@ -131,7 +131,7 @@ def use(given: Pinned, checkout: Path, manifest: Path, refused: bool, work: Path
         base = tiny_model(orjson.loads(manifest.read_bytes())["tokenizer"]["vocab_size"], work)
         with tempfile.TemporaryDirectory(dir=work) as name:
             words = ["--manifest", str(manifest), "--base-model", str(base), "--output", f"{name}/run", *TRAINING]
-            done = command(folder, sys.executable, "-m", "train", *words, "--max-steps", "2", **NO_PICTURE)
+            done = command(folder, sys.executable, "-m", "packcorpus.train", *words, "--max-steps", "2", **NO_PICTURE)
         problems += problem(done, "training")
     return problems
 

@@ -34,13 +34,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from templates import TODAY, source_of, tokenizers_of
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import DataError, PackError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import Adjust
-from tasks.templates.jinja import engines
-from tasks.templates.jinja.template import JinjaTemplate, _Case
-from tasks.templates.spans import trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import DataError, PackError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.jinja import engines
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate, _Case
+from packcorpus.tasks.templates.spans import trained_turns
 
 engines.COMPARED = 1 << 33  # minijinja is not judged here, except by this script
 

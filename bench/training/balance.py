@@ -45,8 +45,8 @@ def write_joined(source: Path, path: Path, length: int) -> None:
 
 
 def pack(folder: Path, length: int, **settings: Any) -> Path:
-    from tasks.recipe import resolve
-    from tasks.work import Publish, run_all
+    from packcorpus.tasks.recipe import resolve
+    from packcorpus.tasks.work import Publish, run_all
 
     config = {"sources": [{"path": "joined.jsonl"}], "sequence_length": length, "vocab_size": 2000, **settings}
     (folder / "corpus.yaml").write_text(yaml.safe_dump(config))
@@ -61,10 +61,10 @@ def rank(manifest: Path, steps: int, folder: Path) -> None:
     from torch.nn.functional import scaled_dot_product_attention
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-    from tasks.core.numbers import shuffle
-    from train.data.corpus import open_corpus
-    from train.data.dataset import PackedDataset
-    from train.loop.feed import balance_of, line_of_rows
+    from packcorpus.tasks.core.numbers import shuffle
+    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.data.dataset import PackedDataset
+    from packcorpus.train.loop.feed import balance_of, line_of_rows
 
     torch.set_num_threads(1)
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

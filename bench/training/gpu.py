@@ -65,7 +65,7 @@ def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positio
 def packcorpus(manifest: Path, model: Path, steps: int, settings: list[str]) -> Figures:
     """Train with the defaults of packcorpus and the given settings."""
     output = model.parent / f"packcorpus-{time.time_ns()}"
-    words = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(model)]
+    words = [sys.executable, "-m", "packcorpus.train", "--manifest", str(manifest), "--base-model", str(model)]
     words += ["--output", str(output), "--max-steps", str(steps), *settings]
     record = json.loads(Path(run(words, "packcorpus").stdout.splitlines()[-1]).read_text())
     log = [entry for entry in record["log"] if "step_seconds" in entry][1:]  # the first step is slower
@@ -89,11 +89,11 @@ def trl(case: Case) -> Figures:
     import torch
     from transformers.utils import is_liger_kernel_available
 
-    from train.config import TrainingConfig
-    from train.data.conversations import padding_tokenizer, sft_dataset
-    from train.data.corpus import open_corpus
-    from train.machine import devices
-    from train.model import attention, qlora
+    from packcorpus.train.config import TrainingConfig
+    from packcorpus.train.data.conversations import padding_tokenizer, sft_dataset
+    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.machine import devices
+    from packcorpus.train.model import attention, qlora
 
     corpus = open_corpus(Path(case["manifest"]))
     config = TrainingConfig(**case["config"] | {"activation_checkpointing": False})  # TRL sets it
@@ -239,8 +239,8 @@ def best(python: str, name: str, case: Case) -> Figures:
 
 def for_unsloth(model: Path, corpus: Path, folder: Path) -> tuple[Path, Path]:
     """Write what Unsloth reads: a model with a tokenizer, and tokens with labels."""
-    from train.data.conversations import padding_tokenizer, sft_dataset
-    from train.data.corpus import open_corpus
+    from packcorpus.train.data.conversations import padding_tokenizer, sft_dataset
+    from packcorpus.train.data.corpus import open_corpus
 
     opened, beside, data = open_corpus(corpus), folder / f"{model.name}-with-tokenizer", folder / f"{corpus.stem}.jsonl"
     beside.mkdir(exist_ok=True)
@@ -279,7 +279,7 @@ def compare(given: argparse.Namespace, settings: list[str], packed: Path, whole:
 
     import torch
 
-    from train.measures import peak_flops
+    from packcorpus.train.measures import peak_flops
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(record["choices"]["precision"], torch.float32)

@@ -23,8 +23,8 @@ from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
 from transformers import default_data_collator
 
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
 
 COLUMNS = ["input_ids", "labels", "position_ids"]
 BATCH = 8

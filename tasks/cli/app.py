@@ -20,7 +20,7 @@ and tokenizers only if it needs them, so that --help is immediate.
 
 from __future__ import annotations
 
-from tasks.core import startup  # before all else
+from packcorpus.tasks.core import startup  # before all else
 
 # isort: split
 import shlex
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.cli.options import (
+from packcorpus.tasks.cli.options import (
     DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
@@ -45,11 +45,11 @@ from tasks.cli.options import (
     print_lines,
     print_view,
 )
-from tasks.core.error_codes import DATA
-from tasks.core.errors import Interrupted, UsageError
-from tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
-from tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
-from tasks.stores.urls import local_path_of
+from packcorpus.tasks.core.error_codes import DATA
+from packcorpus.tasks.core.errors import Interrupted, UsageError
+from packcorpus.tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
+from packcorpus.tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
+from packcorpus.tasks.stores.urls import local_path_of
 
 app = typer.Typer(
     help="Pack conversations into training rows; inspect, verify, and train on the result.",
@@ -100,7 +100,7 @@ def init(
     json_output: JsonOption = False,
 ) -> None:
     """Inspect data files and write a commented config for them."""
-    from tasks.dry_run.config_draft import write_draft
+    from packcorpus.tasks.dry_run.config_draft import write_draft
 
     draft = write_draft(paths, output, force, format, columns or (), roles or (), ignore or ())
     next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
@@ -131,9 +131,9 @@ def check(
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
     config = path or config or default_config()
-    from tasks.cli.check_view import show_prediction
-    from tasks.config import load_config
-    from tasks.dry_run.dry_run import predict
+    from packcorpus.tasks.cli.check_view import show_prediction
+    from packcorpus.tasks.config import load_config
+    from packcorpus.tasks.dry_run.dry_run import predict
 
     settings = load_config(config, sequence_length)
     batches = list(batch_size or [])
@@ -171,7 +171,7 @@ def pack(
     the path of the manifest. Equivalent to: luigi --module pipeline PackCorpus --config CONFIG
     """
     config = config or default_config()
-    from tasks.cli import start
+    from packcorpus.tasks.cli import start
 
     options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
     options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
@@ -198,7 +198,7 @@ def part(
     tokenize for every share, plan once, write for every share, and publish once. Start each stage after the stage
     before has ended everywhere; a machine that starts too early exits with 75.
     """
-    from tasks.cli import start
+    from packcorpus.tasks.cli import start
 
     value = start.run_part(config or default_config(), root, stage, share, sequence_length)
     name = f"{value['stage']} {value['share']}" if value["share"] else value["stage"]
@@ -218,7 +218,7 @@ def train(context: typer.Context) -> None:
     options are passed to `python -m train`. `packcorpus train doctor` reports what this machine can use for training,
     and `packcorpus train merge RUN` merges an adapter into its base model.
     """
-    from tasks.cli import start
+    from packcorpus.tasks.cli import start
 
     start.train(context.args)
 
@@ -234,7 +234,7 @@ def certify(context: typer.Context) -> None:
     tokens, weights, and logits are compared, also of the merged model if there is one. The exit code is 65 if what is
     served is not what was trained. All options are passed to `python -m train certify`.
     """
-    from tasks.cli import start
+    from packcorpus.tasks.cli import start
 
     start.train(["certify", *context.args])
 
@@ -274,7 +274,7 @@ def inspect(
     json_output: JsonOption = False,
 ) -> None:
     """Show the figures of a corpus, or its rows and conversations."""
-    from tasks.cli.questions import Question, answer, render
+    from packcorpus.tasks.cli.questions import Question, answer, render
 
     question = Question(row, split, conversation, at, line, search, rejects, limit, ids)
     question.option()  # report options that exclude each other before searching for a manifest
@@ -284,7 +284,7 @@ def inspect(
 @app.command("list")
 def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> None:
     """List all corpora in manifests/."""
-    from tasks.cli.corpus_view import show_list
+    from packcorpus.tasks.cli.corpus_view import show_list
 
     print_view(list_manifests(root), show_list, json_output)
 
@@ -300,8 +300,8 @@ def diff(
     json_output: JsonOption = False,
 ) -> None:
     """Compare two corpora: settings, figures, and conversations."""
-    from tasks.cli.corpus_view import show_difference
-    from tasks.inspection.diff import compare
+    from packcorpus.tasks.cli.corpus_view import show_difference
+    from packcorpus.tasks.inspection.diff import compare
 
     print_view(compare(find_manifest(before, root), find_manifest(after, root), limit), show_difference, json_output)
 
@@ -315,7 +315,7 @@ def report(
 ) -> None:
     """Write a shareable, self-contained HTML page about a corpus."""
     path = find_manifest(manifest, root)
-    from tasks.report.report import write_report
+    from packcorpus.tasks.report.report import write_report
 
     written, size = write_report(path, output)
     print_lines({"manifest": path, "report": written, "bytes": size}, [str(written)], json_output)
@@ -335,13 +335,13 @@ def verify(
     if config and not rebuild:
         raise UsageError("bad_command_line", "--config requires --rebuild")
     path = find_manifest(manifest, root)
-    from tasks.cli.corpus_view import show_checks
-    from tasks.verification.verify import Check
-    from tasks.verification.verify import verify as verify_corpus
+    from packcorpus.tasks.cli.corpus_view import show_checks
+    from packcorpus.tasks.verification.verify import Check
+    from packcorpus.tasks.verification.verify import verify as verify_corpus
 
     checks = verify_corpus(path)
     if rebuild:
-        from tasks.verification.rebuild import rebuild as rebuild_corpus
+        from packcorpus.tasks.verification.rebuild import rebuild as rebuild_corpus
 
         checks.append(Check("rebuild", rebuild_corpus(path, config)))
     print_view({"manifest": path, "checks": checks}, show_checks, json_output)
@@ -359,8 +359,8 @@ def repair(
     Restored files have their recorded checksums. Nothing else is changed.
     """
     path = find_damaged(manifest, root)
-    from tasks.core.printable import from_here, printable
-    from tasks.verification.repair import repair as repair_corpus
+    from packcorpus.tasks.core.printable import from_here, printable
+    from packcorpus.tasks.verification.repair import repair as repair_corpus
 
     mended = []
     for file in repair_corpus(path, config):
@@ -389,7 +389,7 @@ def export(
     Prints the settings for the trainer and the limits of the format. If the export is complete, the command does
     nothing.
     """
-    from tasks.exports.export import export_corpus
+    from packcorpus.tasks.exports.export import export_corpus
 
     written = export_corpus(find_manifest(manifest, root), to, output, root)
     print_lines(written, written.lines(), json_output)
@@ -420,8 +420,8 @@ def push(
     Uploads the data first, then the dataset card and the manifest. Files that are already on the Hub are not uploaded
     again. Uses the token from HF_TOKEN or `hf auth login`.
     """
-    from tasks.core.printable import counted, in_bytes, printable
-    from tasks.corpus.push import push_corpus
+    from packcorpus.tasks.core.printable import counted, in_bytes, printable
+    from packcorpus.tasks.corpus.push import push_corpus
 
     def progress(line: str) -> None:
         if not json_output:

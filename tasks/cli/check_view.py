@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.console import (
+from packcorpus.tasks.cli.console import (
     grid,
     heading,
     indented,
@@ -23,7 +23,7 @@ from tasks.cli.console import (
     single,
     text_of,
 )
-from tasks.cli.corpus_view import (
+from packcorpus.tasks.cli.corpus_view import (
     SourceLine,
     print_facts,
     print_head,
@@ -32,8 +32,8 @@ from tasks.cli.corpus_view import (
     print_noticed,
     print_sources,
 )
-from tasks.core.printable import counted, duration, in_bytes, lengths_in_words, printable, printable_lines
-from tasks.corpus.summary import (
+from packcorpus.tasks.core.printable import counted, duration, in_bytes, lengths_in_words, printable, printable_lines
+from packcorpus.tasks.corpus.summary import (
     NOTICED_NAMES,
     SHARE_NOTE,
     Fact,
@@ -42,8 +42,8 @@ from tasks.corpus.summary import (
     setting_facts,
     waiting_line,
 )
-from tasks.dry_run.prediction import Prediction
-from tasks.inspection.rows import Span
+from packcorpus.tasks.dry_run.prediction import Prediction
+from packcorpus.tasks.inspection.rows import Span
 
 SHOWN_CONVERSATIONS = 12
 # A long text is shortened to START and END characters, and many spans are shortened to the first and last SPANS // 2.

@@ -18,8 +18,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable_lines
-from tasks.inspection.rows import Span
+from packcorpus.tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable_lines
+from packcorpus.tasks.inspection.rows import Span
 
 TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
 BOUNDARY_STYLE = "blue"

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.console import grid, heading, indented, plain_table, print_remark, say, single, whole
-from tasks.core.error_codes import CODES
-from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
-from tasks.corpus.summary import (
+from packcorpus.tasks.cli.console import grid, heading, indented, plain_table, print_remark, say, single, whole
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
+from packcorpus.tasks.corpus.summary import (
     BATCH_ROWS,
     DROPPED,
     FEW_STEPS,
@@ -37,12 +37,12 @@ from tasks.corpus.summary import (
     unused_keys,
     waiting_line,
 )
-from tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges
-from tasks.inspection.manifests import Listing, Overview, Unreadable
-from tasks.storage.facts import Ledger, MixtureFacts
-from tasks.storage.layout import kind_of
-from tasks.storage.manifest import Manifest
-from tasks.templates.adjust import explain_undefined
+from packcorpus.tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges
+from packcorpus.tasks.inspection.manifests import Listing, Overview, Unreadable
+from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.templates.adjust import explain_undefined
 
 SHOWN_SOURCES = 30
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.core.errors import InputMissing
-from tasks.core.messages import JSON
-from tasks.inspection.manifests import complete_manifest
-from tasks.stores.urls import local_path_of, root_of
+from packcorpus.tasks.core.errors import InputMissing
+from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.inspection.manifests import complete_manifest
+from packcorpus.tasks.stores.urls import local_path_of, root_of
 
 _MANIFEST = "A manifest (file, URL, name, or key) or a corpus folder."
 
@@ -82,7 +82,7 @@ def print_view(value: Any, view: Callable[[Any, Any], None], json_output: bool) 
     if json_output:
         print(value_as_json(value))
         return
-    from tasks.cli.console import open_console
+    from packcorpus.tasks.cli.console import open_console
 
     view(value, open_console())
 
@@ -92,7 +92,7 @@ def print_lines(value: Any, lines: Sequence[str], json_output: bool) -> None:
     if json_output:
         print(value_as_json(value))
         return
-    from tasks.core.printable import printable
+    from packcorpus.tasks.core.printable import printable
 
     for line in lines:
         print(printable(line))

@@ -18,19 +18,19 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli import corpus_view, row_view
-from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, say, styled
-from tasks.cli.row_view import print_messages
-from tasks.core.errors import UsageError
-from tasks.core.printable import counted, in_bytes, printable
-from tasks.inspection import manifests, rows, search, sources
-from tasks.inspection.lookup import pieces_of_number, places_at
-from tasks.inspection.rows import ShardFigures
-from tasks.inspection.sources import ConfigOverview, Kind, SourceInfo, SourceOverview, SourceRecords, kind_of
-from tasks.readers.csv_file import name_of
-from tasks.sources.source_files import as_yaml
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.cli import corpus_view, row_view
+from packcorpus.tasks.cli.console import HEADING_STYLE, print_hanging, print_title, say, styled
+from packcorpus.tasks.cli.row_view import print_messages
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.printable import counted, in_bytes, printable
+from packcorpus.tasks.inspection import manifests, rows, search, sources
+from packcorpus.tasks.inspection.lookup import pieces_of_number, places_at
+from packcorpus.tasks.inspection.rows import ShardFigures
+from packcorpus.tasks.inspection.sources import ConfigOverview, Kind, SourceInfo, SourceOverview, SourceRecords, kind_of
+from packcorpus.tasks.readers.csv_file import name_of
+from packcorpus.tasks.sources.source_files import as_yaml
+from packcorpus.tasks.storage.corpus_folder import checked_folder
+from packcorpus.tasks.storage.manifest import load_manifest
 
 SHOWN_REJECTS = 3
 

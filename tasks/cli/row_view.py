@@ -15,12 +15,12 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.console import HEADING_STYLE, print_hanging, print_legend, print_title, say, styled, text_of
-from tasks.core.error_codes import CODES
-from tasks.core.printable import CONTROL, counted, printable, printable_lines
-from tasks.inspection.lookup import turn_of
-from tasks.inspection.rows import Conversation, Piece, Row
-from tasks.inspection.search import Excerpt, Rejects, SearchResult
+from packcorpus.tasks.cli.console import HEADING_STYLE, print_hanging, print_legend, print_title, say, styled, text_of
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.printable import CONTROL, counted, printable, printable_lines
+from packcorpus.tasks.inspection.lookup import turn_of
+from packcorpus.tasks.inspection.rows import Conversation, Piece, Row
+from packcorpus.tasks.inspection.search import Excerpt, Rejects, SearchResult
 
 # Maximum number of rows with further copies of a piece to list.
 SHOWN_COPIES = 10

@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tasks.core.errors import UsageError
-from tasks.core.messages import JSON
-from tasks.core.printable import suggest, with_urls
-from tasks.inspection.manifests import find_manifest
-from tasks.stores.urls import local_path_of, root_of, url_of
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.core.printable import suggest, with_urls
+from packcorpus.tasks.inspection.manifests import find_manifest
+from packcorpus.tasks.stores.urls import local_path_of, root_of, url_of
 
 # Commands of `python -m train` that take no corpus. A corpus with such a name must be given with --manifest.
 COMMANDS = ("doctor", "merge", "certify")
@@ -33,7 +33,7 @@ COMMANDS = ("doctor", "merge", "certify")
 def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
     """Pack the corpus of a config."""
     words = ["--config", str(config), "--root", url_of(root) or str(root)]
-    _run("luigi", "--module", "pipeline", "PackCorpus", *words, *options)
+    _run("luigi", "--module", "packcorpus.pipeline", "PackCorpus", *words, *options)
 
 
 def train(arguments: list[str]) -> NoReturn:
@@ -56,7 +56,7 @@ def train(arguments: list[str]) -> NoReturn:
         if url_of(root):  # only the corpus is in the bucket; the training writes its own files locally
             at = next(number for number, word in enumerate(words) if word.partition("=")[0] == "--root")
             del words[at : at + 1 + ("=" not in words[at])]
-    _run("train", *verb, *words)
+    _run("packcorpus.train", *verb, *words)
 
 
 def _root_of(words: list[str]) -> Path:
@@ -79,10 +79,10 @@ def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: 
 
     `share` is I/N, or "" for all of a stage. Raises PackError.
     """
-    from tasks.config import load_config
-    from tasks.recipe import resolve
-    from tasks.sources.parts import WHOLE, Share
-    from tasks.work import KINDS, run_stage
+    from packcorpus.tasks.config import load_config
+    from packcorpus.tasks.recipe import resolve
+    from packcorpus.tasks.sources.parts import WHOLE, Share
+    from packcorpus.tasks.work import KINDS, run_stage
 
     stages, chosen = {kind.stage: kind for kind in KINDS}, WHOLE
     if stage == "pack":

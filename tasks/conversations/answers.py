@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, Record, ToolCall
-from tasks.conversations.values import json_of, list_of, object_of, parsed, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.model import Conversation, Message, Record, ToolCall
+from packcorpus.tasks.conversations.values import json_of, list_of, object_of, parsed, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 # Names of the reasoning of an answer in published data.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from tasks.conversations.answers import ARGUMENTS, REASONING_KEYS, joined, reasoning_in, tool_calls_of
-from tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
-from tasks.conversations.names import CALL, CALL_ROLES, MESSAGE_KEYS, TURN_NAMES
-from tasks.conversations.parts import (
+from packcorpus.tasks.conversations.answers import ARGUMENTS, REASONING_KEYS, joined, reasoning_in, tool_calls_of
+from packcorpus.tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
+from packcorpus.tasks.conversations.names import CALL, CALL_ROLES, MESSAGE_KEYS, TURN_NAMES
+from packcorpus.tasks.conversations.parts import (
     Content,
     answer_of,
     content_of_call,
@@ -24,7 +24,7 @@ from tasks.conversations.parts import (
     read_parts,
     text_and_parts,
 )
-from tasks.conversations.turn_weights import (
+from packcorpus.tasks.conversations.turn_weights import (
     LOSS,
     OF_MESSAGES,
     TRAINING_FLAGS,
@@ -32,7 +32,7 @@ from tasks.conversations.turn_weights import (
     training_flag,
     weight_of,
 )
-from tasks.conversations.values import (
+from packcorpus.tasks.conversations.values import (
     found_list,
     is_struct_of_lists,
     list_of,
@@ -41,8 +41,8 @@ from tasks.conversations.values import (
     optional_text,
     text_of,
 )
-from tasks.core.errors import Reject
-from tasks.core.printable import closest, kind, shown
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import closest, kind, shown
 
 
 def with_system(record: Record, messages: list[Message]) -> tuple[Message, ...]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.conversations.model import Record
-from tasks.conversations.session_turns import (
+from packcorpus.tasks.conversations.model import Record
+from packcorpus.tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,

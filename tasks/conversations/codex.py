@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.conversations.model import Record
-from tasks.conversations.session_turns import (
+from packcorpus.tasks.conversations.model import Record
+from packcorpus.tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     OTHER_BRANCH,
     Turns,
@@ -26,9 +26,9 @@ from tasks.conversations.session_turns import (
     said,
     type_of,
 )
-from tasks.conversations.values import json_of, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.values import json_of, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 RECORD_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 

@@ -18,17 +18,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from tasks.conversations.answers import OPTIONS, options_of
-from tasks.conversations.messages import MESSAGES, SHAREGPT
-from tasks.conversations.model import ROLES, Conversation, Format
-from tasks.conversations.names import ROLE_NAMES, in_own_names, rename, rename_messages
-from tasks.conversations.oasst import OASST
-from tasks.conversations.other_data import OTHER_KEYS
-from tasks.conversations.pairs import ALPACA, DOLLY, PROMPT_COMPLETION, TEXT
-from tasks.conversations.session import SESSION
-from tasks.conversations.tokens import TOKENS
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown, suggest
+from packcorpus.tasks.conversations.answers import OPTIONS, options_of
+from packcorpus.tasks.conversations.messages import MESSAGES, SHAREGPT
+from packcorpus.tasks.conversations.model import ROLES, Conversation, Format
+from packcorpus.tasks.conversations.names import ROLE_NAMES, in_own_names, rename, rename_messages
+from packcorpus.tasks.conversations.oasst import OASST
+from packcorpus.tasks.conversations.other_data import OTHER_KEYS
+from packcorpus.tasks.conversations.pairs import ALPACA, DOLLY, PROMPT_COMPLETION, TEXT
+from packcorpus.tasks.conversations.session import SESSION
+from packcorpus.tasks.conversations.tokens import TOKENS
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown, suggest
 
 # The first format that matches a record is the format of the record.
 FORMATS: tuple[Format, ...] = (

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from tasks.conversations.answers import OPTIONS, TOOL_KEYS, tools_of
-from tasks.conversations.chat import messages_of, objects_in_messages, with_system
-from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
-from tasks.conversations.names import ROLE_NAMES
-from tasks.conversations.values import required
+from packcorpus.tasks.conversations.answers import OPTIONS, TOOL_KEYS, tools_of
+from packcorpus.tasks.conversations.chat import messages_of, objects_in_messages, with_system
+from packcorpus.tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
+from packcorpus.tasks.conversations.names import ROLE_NAMES
+from packcorpus.tasks.conversations.values import required
 
 _BESIDE = ("system", *TOOL_KEYS, OPTIONS)
 

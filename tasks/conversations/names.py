@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tasks.conversations.model import OPENAI_ROLES, Record, role_named
-from tasks.conversations.values import found_list, messages_in
-from tasks.core.printable import shown
+from packcorpus.tasks.conversations.model import OPENAI_ROLES, Record, role_named
+from packcorpus.tasks.conversations.values import found_list, messages_in
+from packcorpus.tasks.core.printable import shown
 
 # Names of the roles in published data, in lower case, each with its role in OpenAI's form. A source's `roles` adds
 # further names.

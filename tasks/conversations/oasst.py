@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tasks.conversations.chat import Object, refuse_role
-from tasks.conversations.model import Conversation, Format, Message, Record, message_of, role_named
-from tasks.conversations.names import ROLE_NAMES
-from tasks.conversations.values import is_struct_of_lists, list_of, object_of, required, required_text
-from tasks.core.errors import Reject
-from tasks.core.printable import kind
+from packcorpus.tasks.conversations.chat import Object, refuse_role
+from packcorpus.tasks.conversations.model import Conversation, Format, Message, Record, message_of, role_named
+from packcorpus.tasks.conversations.names import ROLE_NAMES
+from packcorpus.tasks.conversations.values import is_struct_of_lists, list_of, object_of, required, required_text
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind
 
 
 def read(record: Record) -> Conversation:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tasks.conversations.values import found_list
-from tasks.core.errors import DataError
-from tasks.core.printable import suggest
+from packcorpus.tasks.conversations.values import found_list
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import suggest
 
 # Keys of a record or a message.
 MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")

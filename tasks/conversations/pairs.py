@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from tasks.conversations.answers import (
+from packcorpus.tasks.conversations.answers import (
     OPTIONS,
     REASONING_KEYS,
     TOOL_KEYS,
@@ -16,12 +16,20 @@ from tasks.conversations.answers import (
     reasoning_of_record,
     tools_of,
 )
-from tasks.conversations.chat import Object, messages_of, objects_in_messages
-from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
-from tasks.conversations.names import TURN_NAMES
-from tasks.conversations.values import list_of, messages_in, optional_text, required, required_text, system_of, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind
+from packcorpus.tasks.conversations.chat import Object, messages_of, objects_in_messages
+from packcorpus.tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
+from packcorpus.tasks.conversations.names import TURN_NAMES
+from packcorpus.tasks.conversations.values import (
+    list_of,
+    messages_in,
+    optional_text,
+    required,
+    required_text,
+    system_of,
+    text_of,
+)
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind
 
 _ROLES = ("user", "assistant")
 _BESIDE = ("system", *REASONING_KEYS, OPTIONS)

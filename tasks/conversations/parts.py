@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tasks.conversations.answers import ARGUMENTS, call_of, calls_of_turn
-from tasks.conversations.model import Message, Record, ToolCall
-from tasks.conversations.values import is_struct_of_lists, list_of, object_of, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.answers import ARGUMENTS, call_of, calls_of_turn
+from packcorpus.tasks.conversations.model import Message, Record, ToolCall
+from packcorpus.tasks.conversations.values import is_struct_of_lists, list_of, object_of, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 
 class PartKeys(frozenset[str]):

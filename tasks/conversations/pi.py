@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.conversations.model import Record
-from tasks.conversations.session_turns import (
+from packcorpus.tasks.conversations.model import Record
+from packcorpus.tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,
@@ -25,8 +25,8 @@ from tasks.conversations.session_turns import (
     said,
     type_of,
 )
-from tasks.core.errors import Reject
-from tasks.core.printable import shown
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import shown
 
 _SUMMARIES = ("compaction", "branch_summary")
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tasks.conversations.answers import tools_of
-from tasks.conversations.chat import Object
-from tasks.conversations.claude_code import is_claude_code, read_claude_code
-from tasks.conversations.codex import is_codex, is_old_codex, read_codex
-from tasks.conversations.model import Conversation, Format, Record
-from tasks.conversations.other_data import MEDIA_PARTS, part_of_other_data
-from tasks.conversations.parts import PartKeys
-from tasks.conversations.pi import is_pi, read_pi
-from tasks.conversations.session_turns import Turns, place_of
-from tasks.conversations.values import list_of, missing, parsed, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind
+from packcorpus.tasks.conversations.answers import tools_of
+from packcorpus.tasks.conversations.chat import Object
+from packcorpus.tasks.conversations.claude_code import is_claude_code, read_claude_code
+from packcorpus.tasks.conversations.codex import is_codex, is_old_codex, read_codex
+from packcorpus.tasks.conversations.model import Conversation, Format, Record
+from packcorpus.tasks.conversations.other_data import MEDIA_PARTS, part_of_other_data
+from packcorpus.tasks.conversations.parts import PartKeys
+from packcorpus.tasks.conversations.pi import is_pi, read_pi
+from packcorpus.tasks.conversations.session_turns import Turns, place_of
+from packcorpus.tasks.conversations.values import list_of, missing, parsed, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind
 
 KEYS = ("trace", "traces")
 

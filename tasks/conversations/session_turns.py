@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.conversations.model import Message, Record, ToolCall
-from tasks.conversations.values import json_of, parsed, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.model import Message, Record, ToolCall
+from packcorpus.tasks.conversations.values import json_of, parsed, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 # Names of what is left out, as counts show them.
 OTHER_BRANCH = "(other branch)"

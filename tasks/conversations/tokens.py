@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from tasks.conversations.model import Conversation, Format, Message, Record, RecordedTokens
-from tasks.conversations.values import missing, parsed, required, text_of
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.model import Conversation, Format, Message, Record, RecordedTokens
+from packcorpus.tasks.conversations.values import missing, parsed, required, text_of
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 # Keys of all ids of a record.
 _IDS = ("input_ids", "token_ids")

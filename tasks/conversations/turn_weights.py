@@ -18,9 +18,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tasks.conversations.model import Conversation
-from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import kind, shown
 
 # The keys of training flags, each with the values that it may have.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}

@@ -14,13 +14,19 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.model import PlainRecord, Record
-from tasks.conversations.names import MESSAGE_KEYS, rename
-from tasks.conversations.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
-from tasks.conversations.parts import PartKeys
-from tasks.core.printable import printable
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.conversations.formats import FORMAT_OF
+from packcorpus.tasks.conversations.model import PlainRecord, Record
+from packcorpus.tasks.conversations.names import MESSAGE_KEYS, rename
+from packcorpus.tasks.conversations.other_data import (
+    MEDIA_KEYS,
+    OTHER_KEYS,
+    is_other_data,
+    other_data,
+    part_of_other_data,
+)
+from packcorpus.tasks.conversations.parts import PartKeys
+from packcorpus.tasks.core.printable import printable
 
 # Maximum number of paths that are counted for a source; if keys are data, there may be any number of paths.
 MOST_PATHS = 50

@@ -19,11 +19,11 @@ from typing import NoReturn
 
 import orjson
 
-from tasks.conversations.model import Message, Record, role_named
-from tasks.core.errors import Reject
-from tasks.core.printable import counted, kind, shown
-from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
-from tasks.readers.tables import text_of_written
+from packcorpus.tasks.conversations.model import Message, Record, role_named
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import counted, kind, shown
+from packcorpus.tasks.readers.strict_json import big_integer, duplicate_key, is_exact
+from packcorpus.tasks.readers.tables import text_of_written
 
 # Keys of a message, and their names in the `columns` of a source.
 _IN_MESSAGES = {"role": "role", "from": "role", "content": "content", "value": "content"}

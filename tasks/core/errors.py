@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.core.error_codes import BUG, BUSY, CODES, DATA, DIFFERS, MISSING, PART, STORAGE, USAGE
-from tasks.core.printable import one_line
+from packcorpus.tasks.core.error_codes import BUG, BUSY, CODES, DATA, DIFFERS, MISSING, PART, STORAGE, USAGE
+from packcorpus.tasks.core.printable import one_line
 
 
 class _Coded(Exception):

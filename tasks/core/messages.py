@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from tasks.core.error_codes import CODES
-from tasks.core.errors import Bug, Interrupted, PackError, StorageError
-from tasks.core.printable import from_here, printable, printable_lines, with_urls
-from tasks.core.process import limit_reached
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.errors import Bug, Interrupted, PackError, StorageError
+from packcorpus.tasks.core.printable import from_here, printable, printable_lines, with_urls
+from packcorpus.tasks.core.process import limit_reached
 
 FIRST_AFTER, EVERY = 3.0, 10.0  # seconds between notes
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.core.errors import DataError
+from packcorpus.tasks.core.errors import DataError
 
 MOST = (1 << 31) - 1
 CHUNK = 1 << 16  # numbers processed at a time

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.core.errors import DataError, PackError, StorageError
+from packcorpus.tasks.core.errors import DataError, PackError, StorageError
 
 STATM = Path("/proc/self/statm")  # only on Linux
 

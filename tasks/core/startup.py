@@ -33,9 +33,9 @@ def end() -> None:
 
 
 if IS_COMMAND and 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < LEAST_MEMORY:
-    from tasks.core.errors import StorageError
-    from tasks.core.messages import format_error
-    from tasks.core.process import memory_limits
+    from packcorpus.tasks.core.errors import StorageError
+    from packcorpus.tasks.core.messages import format_error
+    from packcorpus.tasks.core.process import memory_limits
 
     least = f"it must be at least {LEAST_MEMORY >> 10:,} KiB"
     error = StorageError("system_limit", f"the limit of memory is {memory_limits()}; {least}")

@@ -21,8 +21,8 @@ import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tasks.core.errors import InputMissing, UsageError
-from tasks.core.printable import suggest
+from packcorpus.tasks.core.errors import InputMissing, UsageError
+from packcorpus.tasks.core.printable import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -20,22 +20,22 @@ import pyarrow as pa
 import yaml
 from minijinja import Environment
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted, lengths_in_words, printable
-from tasks.corpus.shards import Weighting, write_conversations, write_shard
-from tasks.corpus.summary import TRAINED_TURNS, mixture_table
-from tasks.encoders.tokenizer_files import joined_sha256
-from tasks.packing.plan import discard_receipts, plan_files
-from tasks.recipe import Recipe
-from tasks.storage.facts import FileFacts, Ledger
-from tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder, to_json, write_bytes
-from tasks.storage.keys import VERSIONS, format_version_of
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, first_packing, kind_of
-from tasks.storage.manifest import Manifest, manifest_digest
-from tasks.storage.schemas import to_numpy, xxh3_of
-from tasks.storage.shards import ROWS
-from tasks.storage.token_files import TokenFiles
-from tasks.templates.sections import explain_sections, sections_of_config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted, lengths_in_words, printable
+from packcorpus.tasks.corpus.shards import Weighting, write_conversations, write_shard
+from packcorpus.tasks.corpus.summary import TRAINED_TURNS, mixture_table
+from packcorpus.tasks.encoders.tokenizer_files import joined_sha256
+from packcorpus.tasks.packing.plan import discard_receipts, plan_files
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.facts import FileFacts, Ledger
+from packcorpus.tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder, to_json, write_bytes
+from packcorpus.tasks.storage.keys import VERSIONS, format_version_of
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, first_packing, kind_of
+from packcorpus.tasks.storage.manifest import Manifest, manifest_digest
+from packcorpus.tasks.storage.schemas import to_numpy, xxh3_of
+from packcorpus.tasks.storage.shards import ROWS
+from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.templates.sections import explain_sections, sections_of_config
 
 CARD = "README.md"  # the dataset card
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.core.errors import StorageError, UsageError
-from tasks.corpus.publish import CARD
-from tasks.storage.corpus_folder import changed_files, checked_folder, raise_all
-from tasks.storage.facts import FileFacts, Shard
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.stores.hub import Branch, find_branch, has_content
-from tasks.stores.store import Facts
-from tasks.stores.urls import is_url, split_dataset
+from packcorpus.tasks.core.errors import StorageError, UsageError
+from packcorpus.tasks.corpus.publish import CARD
+from packcorpus.tasks.storage.corpus_folder import changed_files, checked_folder, raise_all
+from packcorpus.tasks.storage.facts import FileFacts, Shard
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.stores.hub import Branch, find_branch, has_content
+from packcorpus.tasks.stores.store import Facts
+from packcorpus.tasks.stores.urls import is_url, split_dataset
 
 MANIFEST = "manifest.json"
 

@@ -21,10 +21,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.storage.files import atomic_file
-from tasks.storage.layout import RowLayout
-from tasks.storage.schemas import IGNORED, conversation_schema, offsets_of, row_schema, to_arrow, to_numpy
-from tasks.storage.token_files import TokenFiles, WeightRuns
+from packcorpus.tasks.storage.files import atomic_file
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.schemas import IGNORED, conversation_schema, offsets_of, row_schema, to_arrow, to_numpy
+from packcorpus.tasks.storage.token_files import TokenFiles, WeightRuns
 
 # Tokens per record batch: 13 MB of columns, far below Arrow's 32-bit limits for any sequence length.
 BATCH_TOKENS = 1 << 20

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
-from tasks.conversations.unused_keys import OTHERS
-from tasks.core.printable import common_folder, counted, lengths_in_words, printable
-from tasks.storage.facts import Ledger, MixtureFacts
-from tasks.storage.manifest import Manifest
-from tasks.templates.adjust import explain_undefined
-from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
+from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
+from packcorpus.tasks.conversations.unused_keys import OTHERS
+from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
+from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.templates.adjust import explain_undefined
+from packcorpus.tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
 
 if TYPE_CHECKING:
-    from tasks.packing.balance import Waiting
+    from packcorpus.tasks.packing.balance import Waiting
 
 BATCH_ROWS = (8, 32, 64)  # numbers of rows per optimizer step to show steps for
 FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up and decayed

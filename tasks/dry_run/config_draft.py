@@ -24,29 +24,29 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from tasks.config import KEYS, Config, load_config
-from tasks.conversations.formats import guess_roles
-from tasks.conversations.tokens import TOKENS
-from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
-from tasks.core.printable import counted, from_here, in_bytes, printable_lines
-from tasks.core.yaml_settings import check_settings, defaults_of, parse_settings
-from tasks.dry_run.dry_run import predict
-from tasks.dry_run.prediction import Prediction
-from tasks.dry_run.sample import count_unused_keys
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.inspection.sources import guess_columns_of
-from tasks.readers.container import Record
-from tasks.readers.containers import container_by_extension
-from tasks.sources.locate import find_paths
-from tasks.sources.model import Source, SourceFile, found_layouts
-from tasks.sources.sample_files import sample_files
-from tasks.sources.source_files import find_files
-from tasks.storage.files import write_bytes
-from tasks.storage.layout import Layout
-from tasks.stores.urls import refuse_url
-from tasks.templates.built_in import MARKERS
-from tasks.tokenization.checks import first_failure
+from packcorpus.tasks.config import KEYS, Config, load_config
+from packcorpus.tasks.conversations.formats import guess_roles
+from packcorpus.tasks.conversations.tokens import TOKENS
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
+from packcorpus.tasks.core.printable import counted, from_here, in_bytes, printable_lines
+from packcorpus.tasks.core.yaml_settings import check_settings, defaults_of, parse_settings
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.dry_run.prediction import Prediction
+from packcorpus.tasks.dry_run.sample import count_unused_keys
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.inspection.sources import guess_columns_of
+from packcorpus.tasks.readers.container import Record
+from packcorpus.tasks.readers.containers import container_by_extension
+from packcorpus.tasks.sources.locate import find_paths
+from packcorpus.tasks.sources.model import Source, SourceFile, found_layouts
+from packcorpus.tasks.sources.sample_files import sample_files
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.storage.files import write_bytes
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.stores.urls import refuse_url
+from packcorpus.tasks.templates.built_in import MARKERS
+from packcorpus.tasks.tokenization.checks import first_failure
 
 WIDTH = 110
 BUDGET = 2 << 20  # bytes of the sources that are sampled

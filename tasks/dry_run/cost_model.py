@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.sources.parts import HASH_THREADS
-from tasks.storage.facts import Ledger
+from packcorpus.tasks.sources.parts import HASH_THREADS
+from packcorpus.tasks.storage.facts import Ledger
 
 if TYPE_CHECKING:  # a run reads only the constants
-    from tasks.dry_run.sample import Selection
+    from packcorpus.tasks.dry_run.sample import Selection
 
 START = 1.2  # interpreter, libraries and the graph
 HASHED_BYTE = 1.0e-9  # of a source, per thread: hashed once as a file and once as a part

@@ -23,27 +23,27 @@ from typing import Any
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.error_codes import CODES
-from tasks.corpus.summary import BATCH_ROWS, steps_of
-from tasks.dry_run.cost_model import estimate_costs
-from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
-from tasks.dry_run.sample import SampleTokens, Selection, open_samples, select, tokenize_sample
-from tasks.dry_run.warnings import find_failures, find_warnings
-from tasks.encoders.encoder import Encoder
-from tasks.inspection.rows import spans_of
-from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance import MOST_ROWS, forecast
-from tasks.packing.column_generation import rows_of
-from tasks.packing.ledger import make_ledger, mixture_facts, source_facts
-from tasks.recipe import Recipe
-from tasks.sources.digests import DigestCache
-from tasks.sources.source_files import find_files
-from tasks.storage.facts import Ledger, MixtureFacts
-from tasks.storage.layout import SPLITS, Layout, kind_of
-from tasks.storage.schemas import IGNORED, REJECTED, drop_code
-from tasks.tokenization.checks import check_first_conversations
-from tasks.tokenization.tokenize_part import APART, LEFT_OUT, noticed_in
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.corpus.summary import BATCH_ROWS, steps_of
+from packcorpus.tasks.dry_run.cost_model import estimate_costs
+from packcorpus.tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
+from packcorpus.tasks.dry_run.sample import SampleTokens, Selection, open_samples, select, tokenize_sample
+from packcorpus.tasks.dry_run.warnings import find_failures, find_warnings
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.inspection.rows import spans_of
+from packcorpus.tasks.packing import bin_packing, several_lengths
+from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
+from packcorpus.tasks.packing.column_generation import rows_of
+from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
+from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
+from packcorpus.tasks.tokenization.checks import check_first_conversations
+from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 

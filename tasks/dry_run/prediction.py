@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.inspection.rows import Span
-from tasks.packing.balance import Waiting
-from tasks.recipe import Recipe
-from tasks.storage.facts import Ledger, MixtureFacts
-from tasks.storage.layout import kind_of
+from packcorpus.tasks.inspection.rows import Span
+from packcorpus.tasks.packing.balance import Waiting
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.layout import kind_of
 
 
 @dataclass(frozen=True)

@@ -20,25 +20,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.errors import DataError
-from tasks.encoders.auto_tokenizer import compare, is_installed
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
-from tasks.packing.ledger import Account, take_account
-from tasks.packing.mixture import mix
-from tasks.packing.pieces import Pieces
-from tasks.packing.plan import select_pieces
-from tasks.readers.containers import container_named
-from tasks.readers.tables import wanted
-from tasks.recipe import Recipe
-from tasks.sources.model import Part
-from tasks.sources.sample_files import Sample, sample_files
-from tasks.storage.schemas import REJECTED, drop_code, tokens_schema
-from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.checks import HARD, LONGEST, difference, hard_tokens
-from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
-from tasks.tokenization.tokenize_part import COUNTS, tokenize_records
-from tasks.tokenization.train_tokenizer import train_model
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders.auto_tokenizer import compare, is_installed
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.packing.ledger import Account, take_account
+from packcorpus.tasks.packing.mixture import mix
+from packcorpus.tasks.packing.pieces import Pieces
+from packcorpus.tasks.packing.plan import select_pieces
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.readers.tables import wanted
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.sources.sample_files import Sample, sample_files
+from packcorpus.tasks.storage.schemas import REJECTED, drop_code, tokens_schema
+from packcorpus.tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.tokenization.checks import HARD, LONGEST, difference, hard_tokens
+from packcorpus.tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
+from packcorpus.tasks.tokenization.tokenize_part import COUNTS, tokenize_records
+from packcorpus.tasks.tokenization.train_tokenizer import train_model
 
 PROOF = 400  # texts encoded by both encoders; a run compares more
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s

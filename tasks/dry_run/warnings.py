@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
-from tasks.core.printable import counted
-from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
-from tasks.dry_run.prediction import Prediction, Steps
-from tasks.dry_run.sample import Selection
-from tasks.encoders.encoder import Encoder, is_blank
-from tasks.packing.pieces import MOST_CONVERSATIONS
-from tasks.packing.rejects import suggest_settings
-from tasks.templates.adjust import explain_undefined
-from tasks.templates.sections import explain_empty_blocks
+from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
+from packcorpus.tasks.dry_run.prediction import Prediction, Steps
+from packcorpus.tasks.dry_run.sample import Selection
+from packcorpus.tasks.encoders.encoder import Encoder, is_blank
+from packcorpus.tasks.packing.pieces import MOST_CONVERSATIONS
+from packcorpus.tasks.packing.rejects import suggest_settings
+from packcorpus.tasks.templates.adjust import explain_undefined
+from packcorpus.tasks.templates.sections import explain_empty_blocks
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
 NOTEWORTHY = 0.2

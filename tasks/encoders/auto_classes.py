@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.encoders.sentencepiece_encoder import DECODER, OPTIONS, SPACE_TO_UNDERLINE, Spec
+from packcorpus.tasks.encoders.sentencepiece_encoder import DECODER, OPTIONS, SPACE_TO_UNDERLINE, Spec
 
 Config = dict[str, Any]
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.core.errors import DataError, PackError, UsageError
-from tasks.core.printable import shown
-from tasks.encoders.auto_classes import (
+from packcorpus.tasks.core.errors import DataError, PackError, UsageError
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.encoders.auto_classes import (
     AS_IS,
     REBUILT,
     VERSION,
@@ -36,9 +36,9 @@ from tasks.encoders.auto_classes import (
     class_of,
     with_added,
 )
-from tasks.encoders.encoder import Encoder, Unencodable, is_blank
-from tasks.encoders.native import read_spec, tokenizer_of
-from tasks.encoders.sentencepiece_encoder import OPTIONS, Spec, converted
+from packcorpus.tasks.encoders.encoder import Encoder, Unencodable, is_blank
+from packcorpus.tasks.encoders.native import read_spec, tokenizer_of
+from packcorpus.tasks.encoders.sentencepiece_encoder import OPTIONS, Spec, converted
 
 
 class Loaded(NamedTuple):

@@ -27,10 +27,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from tasks.core.errors import DataError, Reject, UsageError
-from tasks.core.printable import shown, suggest
-from tasks.encoders.texts import Needles, Texts, find, needles_of
-from tasks.storage.schemas import offsets_of
+from packcorpus.tasks.core.errors import DataError, Reject, UsageError
+from packcorpus.tasks.core.printable import shown, suggest
+from packcorpus.tasks.encoders.texts import Needles, Texts, find, needles_of
+from packcorpus.tasks.storage.schemas import offsets_of
 
 T = TypeVar("T")
 

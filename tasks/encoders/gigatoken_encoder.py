@@ -25,12 +25,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.process import peak_memory
-from tasks.encoders.encoder import Encoded, Encoder
-from tasks.encoders.huggingface_encoder import is_placeholder
-from tasks.encoders.sentencepiece_encoder import EMPTY, SPACE_TO_UNDERLINE, SentencePieceEncoder, bpe_of, precompiled
-from tasks.encoders.texts import SEPARATOR, UNDERLINE, Texts, find, needles_of
-from tasks.storage.schemas import offsets_of
+from packcorpus.tasks.core.process import peak_memory
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder
+from packcorpus.tasks.encoders.huggingface_encoder import is_placeholder
+from packcorpus.tasks.encoders.sentencepiece_encoder import (
+    EMPTY,
+    SPACE_TO_UNDERLINE,
+    SentencePieceEncoder,
+    bpe_of,
+    precompiled,
+)
+from packcorpus.tasks.encoders.texts import SEPARATOR, UNDERLINE, Texts, find, needles_of
+from packcorpus.tasks.storage.schemas import offsets_of
 
 # gigatoken caches every word: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers. Reloading the
 # model (0.04 s) clears the cache.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.errors import DataError
-from tasks.core.printable import shown
-from tasks.encoders.encoder import (
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.encoders.encoder import (
     Encoded,
     Encoder,
     LeadingSpace,
@@ -25,9 +25,9 @@ from tasks.encoders.encoder import (
     special_id,
     token_name,
 )
-from tasks.encoders.native import Panic, read_spec, run_native, tokenizer_of
-from tasks.encoders.texts import Texts
-from tasks.storage.schemas import offsets_of
+from packcorpus.tasks.encoders.native import Panic, read_spec, run_native, tokenizer_of
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.storage.schemas import offsets_of
 
 # Characters passed to the tokenizers library per call.
 LONGEST = 1 << 20

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from tasks.core.errors import DataError
+from packcorpus.tasks.core.errors import DataError
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.core.errors import DataError
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, content_tokens_of, special_id
-from tasks.encoders.native import check_growth, growth_of_charsmap
-from tasks.encoders.texts import Texts
-from tasks.storage.schemas import offsets_of
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, content_tokens_of, special_id
+from packcorpus.tasks.encoders.native import check_growth, growth_of_charsmap
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.storage.schemas import offsets_of
 
 Spec = dict[str, Any]
 

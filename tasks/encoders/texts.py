@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tasks.readers.strict_json import contains
+from packcorpus.tasks.readers.strict_json import contains
 
 SEPARATOR = "\0"
 UNDERLINE = "▁"

@@ -12,15 +12,15 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.auto_classes import NAMES, VERSION, Settings
-from tasks.encoders.auto_tokenizer import Loaded, find_class, load
-from tasks.encoders.encoder import Encoder, token_name
-from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
-from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
-from tasks.storage.corpus_folder import check_listed, find_listed
-from tasks.storage.files import sha256_of
-from tasks.storage.manifest import Manifest
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.encoders.auto_classes import NAMES, VERSION, Settings
+from packcorpus.tasks.encoders.auto_tokenizer import Loaded, find_class, load
+from packcorpus.tasks.encoders.encoder import Encoder, token_name
+from packcorpus.tasks.encoders.huggingface_encoder import HuggingFaceEncoder
+from packcorpus.tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from packcorpus.tasks.storage.corpus_folder import check_listed, find_listed
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.manifest import Manifest
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.model import FOLDER, DatasetFolder, Note, Part, Reader, Settings, lists
-from tasks.storage.manifest import Manifest
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import FOLDER, DatasetFolder, Note, Part, Reader, Settings, lists
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.shards import RowBatch
 
 
 class Automodel(DatasetFolder):

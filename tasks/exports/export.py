@@ -18,23 +18,23 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import Busy, DataError, UsageError
-from tasks.core.printable import aligned, counted, in_bytes, suggest
-from tasks.exports.automodel import Automodel
-from tasks.exports.axolotl import Axolotl
-from tasks.exports.llama_factory import LlamaFactory
-from tasks.exports.mds import Mds
-from tasks.exports.megatron import Megatron
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, ShardJob, common_notes
-from tasks.exports.olmo_core import OlmoCore
-from tasks.exports.trl import Trl
-from tasks.exports.xtuner import Xtuner
-from tasks.storage.corpus_folder import check_listed, checked_folder
-from tasks.storage.facts import FileFacts
-from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import RowBatch, open_shard, rows_of
-from tasks.stores.urls import refuse_url, url_of
+from packcorpus.tasks.core.errors import Busy, DataError, UsageError
+from packcorpus.tasks.core.printable import aligned, counted, in_bytes, suggest
+from packcorpus.tasks.exports.automodel import Automodel
+from packcorpus.tasks.exports.axolotl import Axolotl
+from packcorpus.tasks.exports.llama_factory import LlamaFactory
+from packcorpus.tasks.exports.mds import Mds
+from packcorpus.tasks.exports.megatron import Megatron
+from packcorpus.tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, ShardJob, common_notes
+from packcorpus.tasks.exports.olmo_core import OlmoCore
+from packcorpus.tasks.exports.trl import Trl
+from packcorpus.tasks.exports.xtuner import Xtuner
+from packcorpus.tasks.storage.corpus_folder import check_listed, checked_folder
+from packcorpus.tasks.storage.facts import FileFacts
+from packcorpus.tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import RowBatch, open_shard, rows_of
+from packcorpus.tasks.stores.urls import refuse_url, url_of
 
 # All formats. Import and add new ones here.
 EXPORTS: list[ExportFormat] = [

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.model import FOLDER, DatasetFolder, Part, Reader, Settings, is_balanced, lists
-from tasks.storage.layout import SPLITS
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, offsets_of, to_arrow
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import FOLDER, DatasetFolder, Part, Reader, Settings, is_balanced, lists
+from packcorpus.tasks.storage.layout import SPLITS
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED, offsets_of, to_arrow
+from packcorpus.tasks.storage.shards import RowBatch
 
 MULTIPLE = 8
 NO_MEDIA = 1 << 32  # the number of a piece that cannot exist: a row has no images, videos, or audio

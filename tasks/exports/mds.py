@@ -12,10 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob, is_balanced
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import LOSS_WEIGHT
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import (
+    FOLDER,
+    ExportFormat,
+    Note,
+    OutputFolder,
+    Part,
+    Reader,
+    Settings,
+    ShardJob,
+    is_balanced,
+)
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.shards import RowBatch
 
 SHARD_BYTES = 1 << 26  # most bytes of a file, unless one row needs more; offsets have 32 bits
 

@@ -15,11 +15,21 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob, lists
-from tasks.storage.files import to_json
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, offsets_of
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import (
+    FOLDER,
+    ExportFormat,
+    Note,
+    OutputFolder,
+    Part,
+    Reader,
+    Settings,
+    ShardJob,
+    lists,
+)
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED, offsets_of
+from packcorpus.tasks.storage.shards import RowBatch
 
 GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # at most in a row group, because the reader holds one group in memory
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.storage.facts import FileFacts
-from tasks.storage.files import HashingWriter, atomic_file, to_json
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import offsets_of, to_arrow
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.storage.facts import FileFacts
+from packcorpus.tasks.storage.files import HashingWriter, atomic_file, to_json
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import offsets_of, to_arrow
+from packcorpus.tasks.storage.shards import RowBatch
 
 Settings = dict[str, Any]
 FOLDER = "<folder>"  # in settings: the folder of the export

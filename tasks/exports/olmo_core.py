@@ -18,10 +18,10 @@ from typing import IO, cast
 
 import numpy as np
 
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.tasks.storage.shards import RowBatch
 
 
 class OlmoCore(ExportFormat):

@@ -19,10 +19,10 @@ from typing import IO, Any, cast
 import numpy as np
 import orjson
 
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, offsets_of
-from tasks.storage.shards import RowBatch
+from packcorpus.tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED, offsets_of
+from packcorpus.tasks.storage.shards import RowBatch
 
 SLICES = 1 << 16  # written at a time
 PADDING = -1  # stands for the line of padding until the number of lines before it is known

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.errors import InputMissing
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection.rows import read_row
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.facts import SourceFacts
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import open_index
-from tasks.verification.partitions import Partitions
+from packcorpus.tasks.core.errors import InputMissing
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.inspection.rows import read_row
+from packcorpus.tasks.storage.corpus_folder import checked_folder
+from packcorpus.tasks.storage.facts import SourceFacts
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import open_index
+from packcorpus.tasks.verification.partitions import Partitions
 
 # Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48

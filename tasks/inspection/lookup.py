@@ -18,14 +18,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.printable import printable, suggest
-from tasks.readers.containers import container_named
-from tasks.storage.corpus_folder import check_unchanged, listed_file, reading
-from tasks.storage.facts import Shard
-from tasks.storage.layout import kind_of
-from tasks.storage.manifest import Manifest
-from tasks.storage.shards import open_index, to_dicts
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.printable import printable, suggest
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.storage.corpus_folder import check_unchanged, listed_file, reading
+from packcorpus.tasks.storage.facts import Shard
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.shards import open_index, to_dicts
 
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.core.printable import printable, suggest
-from tasks.stores.urls import scratch_with, url_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.core.printable import printable, suggest
+from packcorpus.tasks.stores.urls import scratch_with, url_of
 
 if TYPE_CHECKING:
-    from tasks.packing.balance import Waiting
-    from tasks.storage.manifest import Manifest
+    from packcorpus.tasks.packing.balance import Waiting
+    from packcorpus.tasks.storage.manifest import Manifest
 
 HERE = Path()
 SHORTEST_KEY = 4  # characters of a key that are enough to name a manifest
@@ -61,7 +61,7 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
         return path / "manifest.json"
     if named := by_name(str(path), root):
         return named
-    from tasks.storage.manifest import lost_hint
+    from packcorpus.tasks.storage.manifest import lost_hint
 
     if os.path.isdir(path):
         hint = lost_hint(path / "manifest.json")
@@ -85,7 +85,7 @@ def _fetched(path: Path | None, root: Path) -> Path | None:
     """Fetch a manifest, or all manifests of the root, if they are in a bucket."""
     if not (url_of(root) or (path and scratch_with(path))):
         return path
-    from tasks.stores.mirror import mirror_of, remote_with
+    from packcorpus.tasks.stores.mirror import mirror_of, remote_with
 
     if path and (remote := remote_with(path)):
         path = path if path.suffix == ".json" else path / "manifest.json"
@@ -117,7 +117,7 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
 
 def _latest_manifest(root: Path) -> Path | None:
     """Return the latest run's or else the newest manifest, and print it on stderr."""
-    from tasks.storage.corpus_folder import last_manifest
+    from packcorpus.tasks.storage.corpus_folder import last_manifest
 
     found, why = last_manifest(root), ": from the latest run"
     if not found and (manifests := _manifests(root)):
@@ -177,18 +177,18 @@ def by_name(text: str, root: Path = HERE) -> Path | None:
 
 def _checked_kind(path: Path, root: Path) -> Path:
     """Return a path, or raise DataError if it is a config, a shard, or a source."""
-    from tasks.inspection.sources import corpora_of, kind_of
+    from packcorpus.tasks.inspection.sources import corpora_of, kind_of
 
     kind = kind_of(path)
     if kind == "manifest":
         return path
     if kind == "source" and path.suffix == ".json" and not _begins_with_json(path):
-        from tasks.storage.manifest import read_values
+        from packcorpus.tasks.storage.manifest import read_values
 
         read_values(path)  # its error says what is wrong with the file
     advice = f"run: packcorpus inspect {path}"
     if kind == "config":
-        from tasks.config import load_config
+        from packcorpus.tasks.config import load_config
 
         made: list[Path] = []
         with suppress(PackError):
@@ -226,8 +226,8 @@ class Overview:
 
 def overview(path: Path) -> Overview:
     """Read a manifest, and estimate how long ranks wait for each other in training."""
-    from tasks.storage.corpus_folder import checked_folder
-    from tasks.storage.manifest import load_manifest
+    from packcorpus.tasks.storage.corpus_folder import checked_folder
+    from packcorpus.tasks.storage.manifest import load_manifest
 
     manifest = load_manifest(path)
     try:
@@ -246,8 +246,8 @@ def waiting_of(manifest: Manifest, folder: Path) -> list[Waiting]:
     rows, or rows of several lengths or without padding. Raises DataError or InputMissing if rows.arrow is missing or
     damaged.
     """
-    from tasks.packing.balance import MOST_ROWS, forecast
-    from tasks.storage.shards import statistics_of_split
+    from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
+    from packcorpus.tasks.storage.shards import statistics_of_split
 
     if len(manifest.row_lengths) > 1 or manifest.row_layout.padding != "row":
         return []
@@ -299,7 +299,7 @@ def list_manifests(root: Path = HERE) -> Listing:
 
 
 def _listed(path: Path) -> Listed | Unreadable:
-    from tasks.storage.files import read_json
+    from packcorpus.tasks.storage.files import read_json
 
     try:
         found = overview(path)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.printable import counted, printable
-from tasks.corpus.summary import DROPPED
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection.lookup import (
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.core.printable import counted, printable
+from packcorpus.tasks.corpus.summary import DROPPED
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.inspection.lookup import (
     Place,
     find_row,
     kept_in_place_of,
@@ -28,11 +28,11 @@ from tasks.inspection.lookup import (
     pieces_in_row,
     row_number,
 )
-from tasks.storage.corpus_folder import check_copies, check_unchanged, checked_folder
-from tasks.storage.facts import Shard
-from tasks.storage.manifest import Manifest, load_manifest, lost_hint
-from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import bounds_of_pieces, open_shard, read_rows, rows_of
+from packcorpus.tasks.storage.corpus_folder import check_copies, check_unchanged, checked_folder
+from packcorpus.tasks.storage.facts import Shard
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, lost_hint
+from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT
+from packcorpus.tasks.storage.shards import bounds_of_pieces, open_shard, read_rows, rows_of
 
 Piece = dict[str, Any]
 """A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`.

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import UsageError
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection.lookup import pieces_in_row, read_rejects, row_number
-from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
-from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import IGNORED, to_arrow
-from tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.inspection.lookup import pieces_in_row, read_rejects, row_number
+from packcorpus.tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
+from packcorpus.tasks.storage.corpus_folder import check_unchanged, checked_folder
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.schemas import IGNORED, to_arrow
+from packcorpus.tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22

@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tasks.config import Config, load_config
-from tasks.conversations.formats import guess_columns
-from tasks.conversations.model import Conversation, as_row
-from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.readers.container import RecordReader
-from tasks.readers.containers import container_by_extension, container_named
-from tasks.sources.digests import DigestCache
-from tasks.sources.locate import find_paths
-from tasks.sources.model import Source, SourceFile
-from tasks.sources.sample_files import sample_files
-from tasks.sources.source_files import find_files, identify_file
-from tasks.storage.layout import Layout
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.config import Config, load_config
+from packcorpus.tasks.conversations.formats import guess_columns
+from packcorpus.tasks.conversations.model import Conversation, as_row
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.readers.container import RecordReader
+from packcorpus.tasks.readers.containers import container_by_extension, container_named
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.locate import find_paths
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.sources.sample_files import sample_files
+from packcorpus.tasks.sources.source_files import find_files, identify_file
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.manifest import load_manifest
 
 BUDGET = 1 << 19  # bytes that are read to guess the meaning of keys
 SAMPLED = 100  # records at the start of a source that its figures are computed from

@@ -28,12 +28,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.numbers import BALANCED, shuffle
-from tasks.packing.pieces import CHUNK, Pieces
-from tasks.packing.placement import Placed, stream_of
-from tasks.storage.shards import RowStatistics
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.numbers import BALANCED, shuffle
+from packcorpus.tasks.packing.pieces import CHUNK, Pieces
+from packcorpus.tasks.packing.placement import Placed, stream_of
+from packcorpus.tasks.storage.shards import RowStatistics
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 # Cost of a token without attention, in units of Σn². A layer takes about 12·h² operations per token, and attention
 # takes 2·h·n more per token of a segment of n tokens. The cost of a row of L tokens is therefore in proportion to

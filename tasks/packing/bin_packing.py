@@ -61,7 +61,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.packing.column_generation import Row, Rows, improve, lower_bound, rows_of
+from packcorpus.tasks.packing.column_generation import Row, Rows, improve, lower_bound, rows_of
 
 ALGORITHM = "bottleneck-exact-fit"
 

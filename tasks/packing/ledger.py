@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.conversations.unused_keys import sum_counts
-from tasks.packing import bin_packing, several_lengths
-from tasks.packing.pieces import CHUNK, Accepted, Pieces
-from tasks.packing.placement import Bound
-from tasks.recipe import Recipe
-from tasks.storage.facts import Ledger
-from tasks.storage.layout import SPLITS, first_packing
-from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
-from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.conversations.unused_keys import sum_counts
+from packcorpus.tasks.packing import bin_packing, several_lengths
+from packcorpus.tasks.packing.pieces import CHUNK, Accepted, Pieces
+from packcorpus.tasks.packing.placement import Bound
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.facts import Ledger
+from packcorpus.tasks.storage.layout import SPLITS, first_packing
+from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
+from packcorpus.tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
 
 # What is summed over pieces. `places` are tokens, separators included.
 UNITS = ("pieces", "places", "trained", "separators")

@@ -15,14 +15,14 @@ from itertools import groupby
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.errors import DataError, UsageError
-from tasks.core.numbers import MOST, as_int32, order_of_contents
-from tasks.packing.pieces import Pieces
-from tasks.packing.placement import hold_out_at_least_one
-from tasks.recipe import Recipe
-from tasks.storage.schemas import drop_code
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.numbers import MOST, as_int32, order_of_contents
+from packcorpus.tasks.packing.pieces import Pieces
+from packcorpus.tasks.packing.placement import hold_out_at_least_one
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.schemas import drop_code
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.numbers import MOST, draws, hashes
-from tasks.packing.bin_packing import CHUNK
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.numbers import MOST, draws, hashes
+from packcorpus.tasks.packing.bin_packing import CHUNK
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 # Number of values in the direction of a conversation. Random projections preserve angles to about 1/√AXES (Achlioptas
 # 2003).

@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.core.numbers import as_int32, check_number
-from tasks.recipe import Recipe
-from tasks.storage.schemas import REJECTED, drop_code
-from tasks.storage.token_files import Samples, TokenColumns
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.numbers import as_int32, check_number
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.schemas import REJECTED, drop_code
+from packcorpus.tasks.storage.token_files import Samples, TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 

@@ -21,11 +21,11 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.core.numbers import shuffle
-from tasks.packing import bin_packing, several_lengths
-from tasks.packing.column_generation import rows_of, tokens_of
-from tasks.storage.layout import SPLITS
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.numbers import shuffle
+from packcorpus.tasks.packing import bin_packing, several_lengths
+from packcorpus.tasks.packing.column_generation import rows_of, tokens_of
+from packcorpus.tasks.storage.layout import SPLITS
 
 # Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
 # below it.

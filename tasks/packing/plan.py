@@ -29,20 +29,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.config import Config
-from tasks.core.errors import DataError, StorageError
-from tasks.core.numbers import as_int32
-from tasks.packing.balance import put_in_order, statistics_of
-from tasks.packing.ledger import (
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.core.numbers import as_int32
+from packcorpus.tasks.packing.balance import put_in_order, statistics_of
+from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
     plan_facts,
     source_numbers,
     take_account,
 )
-from tasks.packing.mixture import mix
-from tasks.packing.neighbors import EarlierRows, arrange, compared_in
-from tasks.packing.pieces import (
+from packcorpus.tasks.packing.mixture import mix
+from packcorpus.tasks.packing.neighbors import EarlierRows, arrange, compared_in
+from packcorpus.tasks.packing.pieces import (
     Pieces,
     accepted_of,
     check_conversations,
@@ -50,12 +50,12 @@ from tasks.packing.pieces import (
     filter_conversations,
     indexes_where,
 )
-from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
-from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
-from tasks.recipe import Recipe
-from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
-from tasks.storage.schemas import (
+from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
+from packcorpus.tasks.storage.schemas import (
     DROP_REASONS,
     REJECTED,
     ROWS_SCHEMA,
@@ -66,8 +66,8 @@ from tasks.storage.schemas import (
     to_arrow,
     xxh3_of,
 )
-from tasks.storage.shards import ROWS
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.storage.shards import ROWS
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 # The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
 # a column is a KeyError. If no checksum differs, such an error has another cause.

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError
-from tasks.readers.containers import container_named
-from tasks.recipe import Recipe
-from tasks.storage.files import HashingWriter
-from tasks.tokenization.checks import FIRST, are_alike, failure_of
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.files import HashingWriter
+from packcorpus.tasks.tokenization.checks import FIRST, are_alike, failure_of
 
 REPORTED = 20  # rejects included in an error that is printed as JSON
 

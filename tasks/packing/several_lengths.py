@@ -33,9 +33,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.packing import bin_packing
-from tasks.packing.bin_packing import best_fit_decreasing, counts_of, exact_fill, search
-from tasks.packing.column_generation import Capacities, Row, Rows, improve, lower_bound, tokens_of
+from packcorpus.tasks.packing import bin_packing
+from packcorpus.tasks.packing.bin_packing import best_fit_decreasing, counts_of, exact_fill, search
+from packcorpus.tasks.packing.column_generation import Capacities, Row, Rows, improve, lower_bound, tokens_of
 
 ALGORITHM = "bottleneck-exact-fit over several lengths"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.errors import DataError
-from tasks.readers.container import File, RecordReader, Table
-from tasks.readers.tables import TableContainer, readable, wanted
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.readers.container import File, RecordReader, Table
+from packcorpus.tasks.readers.tables import TableContainer, readable, wanted
 
 _FILE_MAGIC = b"ARROW1"
 _FOOTER_END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes again

@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
-from tasks.core.errors import DataError
-from tasks.readers.lines import Range, Read, decompressed
-from tasks.readers.strict_json import decode_block
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.readers.lines import Range, Read, decompressed
+from packcorpus.tasks.readers.strict_json import decode_block
 
 MAX_RECORD_BYTES = 16_000_000
 

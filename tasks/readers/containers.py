@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from tasks.readers.arrow_ipc import ArrowIpc
-from tasks.readers.container import Container
-from tasks.readers.csv_file import Csv, Tsv
-from tasks.readers.json_files import JsonArray, Jsonl, Session
-from tasks.readers.parquet import Parquet
+from packcorpus.tasks.readers.arrow_ipc import ArrowIpc
+from packcorpus.tasks.readers.container import Container
+from packcorpus.tasks.readers.csv_file import Csv, Tsv
+from packcorpus.tasks.readers.json_files import JsonArray, Jsonl, Session
+from packcorpus.tasks.readers.parquet import Parquet
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 

@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import BinaryIO
 
-from tasks.core.errors import DataError, Reject
-from tasks.core.printable import counted, shown, suggest
-from tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
-from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.printable import counted, shown, suggest
+from packcorpus.tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
+from packcorpus.tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
 
 WIDE_ENCODINGS = {
     "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32LE": rb"[^\0]\0\0\0", "UTF-32BE": rb"\0\0\0[^\0]",

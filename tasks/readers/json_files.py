@@ -18,10 +18,10 @@ from typing import BinaryIO
 import msgspec
 import orjson
 
-from tasks.core.errors import DataError, Reject
-from tasks.core.printable import shown
-from tasks.readers.container import Container, File, Record, RecordReader, Rows, Run, Window, in_blocks
-from tasks.readers.lines import (
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.readers.container import Container, File, Record, RecordReader, Rows, Run, Window, in_blocks
+from packcorpus.tasks.readers.lines import (
     BOM,
     CHUNK,
     DECOMPRESS,
@@ -33,7 +33,7 @@ from tasks.readers.lines import (
     line_blocks,
     split_at_lines,
 )
-from tasks.readers.strict_json import parse_record
+from packcorpus.tasks.readers.strict_json import parse_record
 
 SEEK_BLOCK = 1 << 20  # bytes in which line ends are counted at a time
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from tasks.core.errors import DataError
+from packcorpus.tasks.core.errors import DataError
 
 Read = Callable[[int], bytes]
 

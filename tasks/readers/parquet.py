@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
-from tasks.core.errors import DataError
-from tasks.readers.container import File, RecordReader, Table
-from tasks.readers.lines import CHUNK, Range
-from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.readers.container import File, RecordReader, Table
+from packcorpus.tasks.readers.lines import CHUNK, Range
+from packcorpus.tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
 
 _MAGIC = b"PAR1"  # the first and the last bytes of a file
 

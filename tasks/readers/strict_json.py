@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.errors import Reject
-from tasks.core.printable import shown
-from tasks.readers.lines import BOM
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.readers.lines import BOM
 
 # Bytes compared at a time: small enough that temporary arrays stay in the cache.
 _WINDOW = 1 << 17

@@ -20,11 +20,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from tasks.core.errors import DataError, Reject
-from tasks.core.printable import shown
-from tasks.core.process import bomb, bounded_table
-from tasks.readers.container import Container, File, RecordReader, Rows
-from tasks.readers.strict_json import parse_record
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.core.process import bomb, bounded_table
+from packcorpus.tasks.readers.container import Container, File, RecordReader, Rows
+from packcorpus.tasks.readers.strict_json import parse_record
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once
 

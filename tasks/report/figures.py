@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import offsets_of, to_arrow, to_numpy
-from tasks.storage.shards import open_index
-from tasks.verification.partitions import Partitions
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import offsets_of, to_arrow, to_numpy
+from packcorpus.tasks.storage.shards import open_index
+from packcorpus.tasks.verification.partitions import Partitions
 
 RANGE = 1 << 18  # approximate number of pieces that are collected at a time
 

@@ -12,7 +12,7 @@ from html import escape
 
 import numpy as np
 
-from tasks.report.figures import Histogram
+from packcorpus.tasks.report.figures import Histogram
 
 # The unit is about a CSS pixel on a phone, so text keeps its size there.
 WIDTH, LEFT, RIGHT, TOP = 302, 6, 288, 16

@@ -20,22 +20,22 @@ import numpy as np
 import orjson
 import yaml
 
-from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError, StorageError
-from tasks.core.printable import common_folder, counted, lengths_in_words, printable
-from tasks.corpus import summary
-from tasks.corpus.summary import mixture_table
-from tasks.inspection.lookup import read_rejects
-from tasks.inspection.manifests import waiting_of
-from tasks.report import plots
-from tasks.report.figures import Figures, Histogram, read_figures
-from tasks.report.rows import HUES, choose, samples
-from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
-from tasks.storage.facts import MixtureFacts, SourceFacts
-from tasks.storage.files import write_bytes
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.stores.urls import refuse_url
+from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
+from packcorpus.tasks.corpus import summary
+from packcorpus.tasks.corpus.summary import mixture_table
+from packcorpus.tasks.inspection.lookup import read_rejects
+from packcorpus.tasks.inspection.manifests import waiting_of
+from packcorpus.tasks.report import plots
+from packcorpus.tasks.report.figures import Figures, Histogram, read_figures
+from packcorpus.tasks.report.rows import HUES, choose, samples
+from packcorpus.tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
+from packcorpus.tasks.storage.facts import MixtureFacts, SourceFacts
+from packcorpus.tasks.storage.files import write_bytes
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.stores.urls import refuse_url
 
 MOST_BYTES = 500_000
 ROWS = 20

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import DataError, Reject
-from tasks.core.printable import printable, printable_lines
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection.lookup import turn_of
-from tasks.inspection.rows import runs_of
-from tasks.report.figures import Piece
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import read_rows
-from tasks.templates.spans import trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.printable import printable, printable_lines
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.inspection.lookup import turn_of
+from packcorpus.tasks.inspection.rows import runs_of
+from packcorpus.tasks.report.figures import Piece
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.tasks.storage.shards import read_rows
+from packcorpus.tasks.templates.spans import trained_turns
 
 # Width of a strip. Finer shapes are invisible, and would take megabytes for a row of 100,000 tokens.
 COLUMNS = 400

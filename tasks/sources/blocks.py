@@ -25,11 +25,11 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128_digest
 
-from tasks.core.errors import DataError
-from tasks.storage.files import make_folder
-from tasks.stores.bucket import open_store
-from tasks.stores.store import Facts, changed, scratch_full
-from tasks.stores.urls import split_url
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.files import make_folder
+from packcorpus.tasks.stores.bucket import open_store
+from packcorpus.tasks.stores.store import Facts, changed, scratch_full
+from packcorpus.tasks.stores.urls import split_url
 
 BLOCK = 1 << 18  # bytes; files are also read in chunks of this size
 DIGEST = 16  # bytes of a digest

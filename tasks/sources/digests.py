@@ -25,16 +25,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tasks.conversations.formats import FORMAT_NAMES
-from tasks.core.errors import StorageError
-from tasks.readers.containers import container_named
-from tasks.readers.lines import Range
-from tasks.sources.blocks import BLOCK, BlockDigests, HashedBlocks, fetch_all
-from tasks.sources.model import Source, SourceFile
-from tasks.storage.files import read_receipt, write_receipt
-from tasks.storage.keys import key_of
-from tasks.stores.mirror import mirror_of
-from tasks.stores.urls import is_url
+from packcorpus.tasks.conversations.formats import FORMAT_NAMES
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.readers.lines import Range
+from packcorpus.tasks.sources.blocks import BLOCK, BlockDigests, HashedBlocks, fetch_all
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.storage.files import read_receipt, write_receipt
+from packcorpus.tasks.storage.keys import key_of
+from packcorpus.tasks.stores.mirror import mirror_of
+from packcorpus.tasks.stores.urls import is_url
 
 VERSION = 2  # of the hashing, of the split into ranges, and of the entries
 FOUND = ("container", "format", "delimiter", "encoding")  # facts that the start of an object shows

@@ -25,16 +25,25 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.core.messages import noted
-from tasks.core.printable import counted, suggest
-from tasks.readers.arrow_ipc import count_rows
-from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
-from tasks.sources.blocks import open_holes
-from tasks.sources.model import Part
-from tasks.stores.bucket import open_store
-from tasks.stores.store import Facts, Object, Reading, changed, fetch_copies, place_of_copy
-from tasks.stores.urls import Dataset, check_url, hub_name, is_url, local_path, split_dataset, split_url, url_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.core.printable import counted, suggest
+from packcorpus.tasks.readers.arrow_ipc import count_rows
+from packcorpus.tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
+from packcorpus.tasks.sources.blocks import open_holes
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.stores.bucket import open_store
+from packcorpus.tasks.stores.store import Facts, Object, Reading, changed, fetch_copies, place_of_copy
+from packcorpus.tasks.stores.urls import (
+    Dataset,
+    check_url,
+    hub_name,
+    is_url,
+    local_path,
+    split_dataset,
+    split_url,
+    url_of,
+)
 
 SHOWN = 8  # maximum number of groups of files that a message lists
 
@@ -360,7 +369,7 @@ def _find_remote(url: str, copies: Path, revision: str) -> list[Located]:
 
 
 def _find_in_dataset(dataset: Dataset, copies: Path, revision: str) -> list[Located]:
-    from tasks.stores.hub import open_hub
+    from packcorpus.tasks.stores.hub import open_hub
 
     hub = open_hub(dataset, revision)
     listing = _Listing(hub, dataset.key)

@@ -19,19 +19,19 @@ from pydantic import (
     model_serializer,
 )
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
-from tasks.conversations.model import Conversation
-from tasks.conversations.names import Roles, is_of_record
-from tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
-from tasks.conversations.session import SESSION, without_media
-from tasks.conversations.tokens import TOKENS
-from tasks.conversations.turn_weights import LOSS_WEIGHT
-from tasks.core.errors import DataError, Reject, StorageError
-from tasks.core.yaml_settings import defaults_of
-from tasks.readers.csv_file import check_delimiter, check_encoding, name_of
-from tasks.sources.blocks import BlockDigests, open_blocks, open_checked
-from tasks.stores.store import Facts
-from tasks.stores.urls import check_url, is_url
+from packcorpus.tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.conversations.names import Roles, is_of_record
+from packcorpus.tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
+from packcorpus.tasks.conversations.session import SESSION, without_media
+from packcorpus.tasks.conversations.tokens import TOKENS
+from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT
+from packcorpus.tasks.core.errors import DataError, Reject, StorageError
+from packcorpus.tasks.core.yaml_settings import defaults_of
+from packcorpus.tasks.readers.csv_file import check_delimiter, check_encoding, name_of
+from packcorpus.tasks.sources.blocks import BlockDigests, open_blocks, open_checked
+from packcorpus.tasks.stores.store import Facts
+from packcorpus.tasks.stores.urls import check_url, is_url
 
 _BUFFER = 1 << 12  # the default up to Python 3.13; Python 3.14 would read 128 KiB for each sample of a file
 

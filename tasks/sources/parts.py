@@ -21,17 +21,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.messages import noted
-from tasks.core.printable import in_bytes
-from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
-from tasks.readers.containers import container_named
-from tasks.readers.strict_json import decode_block
-from tasks.sources.digests import DigestCache, hash_file
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.source_files import find_files
-from tasks.storage.layout import Layout
-from tasks.stores.store import Stop, damaged_copy, run_all
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.core.printable import in_bytes
+from packcorpus.tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.readers.strict_json import decode_block
+from packcorpus.tasks.sources.digests import DigestCache, hash_file
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.stores.store import Stop, damaged_copy, run_all
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048

@@ -24,13 +24,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from tasks.core.errors import DataError
-from tasks.core.process import bounded_table
-from tasks.readers.container import Record, RecordReader, Run, Table, Window
-from tasks.readers.containers import container_named
-from tasks.readers.lines import CHUNK, WINDOW
-from tasks.readers.tables import rows_of
-from tasks.sources.model import SourceFile
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.process import bounded_table
+from packcorpus.tasks.readers.container import Record, RecordReader, Run, Table, Window
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.readers.lines import CHUNK, WINDOW
+from packcorpus.tasks.readers.tables import rows_of
+from packcorpus.tasks.sources.model import SourceFile
 
 STREAM = 128 << 20  # bytes of one file that are decompressed at most, in half a second
 _ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached

@@ -16,23 +16,23 @@ from pathlib import Path
 
 import orjson
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, guess_columns
-from tasks.conversations.names import MESSAGE_KEYS
-from tasks.conversations.other_data import unread_preference
-from tasks.conversations.session import KEYS, SESSION, reader_of
-from tasks.core.errors import DataError, Reject, StorageError, UsageError
-from tasks.core.messages import noted
-from tasks.core.printable import shown, suggest
-from tasks.readers.container import Container, RecordReader
-from tasks.readers.containers import EXTENSIONS, container_by_extension, container_named
-from tasks.readers.csv_file import Csv, decoded_start, find_delimiter, find_encoding, wide_encoding
-from tasks.readers.json_files import Jsonl, Session
-from tasks.readers.lines import BOM, CHUNK, DECOMPRESS
-from tasks.sources.digests import DigestCache
-from tasks.sources.locate import Located, find_paths
-from tasks.sources.model import Source, SourceFile
-from tasks.storage.layout import Layout
-from tasks.stores.store import run_all
+from packcorpus.tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, guess_columns
+from packcorpus.tasks.conversations.names import MESSAGE_KEYS
+from packcorpus.tasks.conversations.other_data import unread_preference
+from packcorpus.tasks.conversations.session import KEYS, SESSION, reader_of
+from packcorpus.tasks.core.errors import DataError, Reject, StorageError, UsageError
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.core.printable import shown, suggest
+from packcorpus.tasks.readers.container import Container, RecordReader
+from packcorpus.tasks.readers.containers import EXTENSIONS, container_by_extension, container_named
+from packcorpus.tasks.readers.csv_file import Csv, decoded_start, find_delimiter, find_encoding, wide_encoding
+from packcorpus.tasks.readers.json_files import Jsonl, Session
+from packcorpus.tasks.readers.lines import BOM, CHUNK, DECOMPRESS
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.locate import Located, find_paths
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.stores.store import run_all
 
 AT_ONCE = 8  # objects whose starts are read concurrently
 _FIRST = 100  # records that are read to find the format

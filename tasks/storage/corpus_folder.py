@@ -16,10 +16,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.storage.facts import FileFacts, Shard
-from tasks.storage.files import sha256_of, write_bytes
-from tasks.storage.manifest import Manifest, load_manifest, repair_hint, without_repair_hint
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, StorageError
+from packcorpus.tasks.storage.facts import FileFacts, Shard
+from packcorpus.tasks.storage.files import sha256_of, write_bytes
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, repair_hint, without_repair_hint
 
 # Files of a corpus folder that the manifest does not list: the manifest itself, and the record of a run.
 UNLISTED = {"manifest.json", "run.json"}

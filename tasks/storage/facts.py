@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted
 
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 import orjson
 import xxhash
 
-from tasks.core.errors import StorageError
+from packcorpus.tasks.core.errors import StorageError
 
 CHUNK = 1 << 20
 # Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from tasks.storage.keys import PACKED, SHAPED
+from packcorpus.tasks.storage.keys import PACKED, SHAPED
 
 # The Jinja templates of a corpus, next to its shards. The second one is for conversations with tools, if the tokenizer
 # has such a template.

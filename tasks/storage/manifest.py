@@ -20,8 +20,8 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field, ValidationError, field_validator
 
-from tasks.core.errors import DataError, InputMissing, StorageError
-from tasks.storage.facts import (
+from packcorpus.tasks.core.errors import DataError, InputMissing, StorageError
+from packcorpus.tasks.storage.facts import (
     SHA256,
     Facts,
     FileFacts,
@@ -36,9 +36,9 @@ from tasks.storage.facts import (
     Tokenizer,
     WeightSums,
 )
-from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import corpus_key, format_version_of, sha256_in, with_current_names
-from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, RowLayout, kind_of
+from packcorpus.tasks.storage.files import read_json, to_json
+from packcorpus.tasks.storage.keys import corpus_key, format_version_of, sha256_in, with_current_names
+from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, RowLayout, kind_of
 
 REPAIR = "run: packcorpus repair"
 

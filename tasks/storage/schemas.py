@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from tasks.storage.keys import SHAPE_SETTINGS, WHOLE, WHOLE_MESSAGES
-from tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.keys import SHAPE_SETTINGS, WHOLE, WHOLE_MESSAGES
+from packcorpus.tasks.storage.layout import RowLayout
 
 
 def to_arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:

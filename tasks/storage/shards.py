@@ -24,11 +24,11 @@ from typing import Any, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import DataError
-from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
-from tasks.storage.layout import RowLayout
-from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import (
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.manifest import Manifest, repair_hint
+from packcorpus.tasks.storage.schemas import (
     IGNORED,
     LOSS_WEIGHT,
     ROWS_SCHEMA,

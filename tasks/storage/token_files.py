@@ -32,9 +32,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import StorageError
-from tasks.core.numbers import as_int32
-from tasks.storage.schemas import TOKENS_SCHEMA, offsets_of, to_arrow, to_numpy
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.core.numbers import as_int32
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA, offsets_of, to_arrow, to_numpy
 
 # Conversations whose columns are kept in memory, 33 bytes each.
 KEPT = 1 << 20

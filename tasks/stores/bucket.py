@@ -21,10 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Bug, DataError, InputMissing, PackError, PartMissing, StorageError
-from tasks.core.printable import shown
-from tasks.stores.store import CHUNK, Facts, Progress, changed, cut_off, interruptible, receive
-from tasks.stores.urls import split_url
+from packcorpus.tasks.core.errors import Bug, DataError, InputMissing, PackError, PartMissing, StorageError
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.stores.store import CHUNK, Facts, Progress, changed, cut_off, interruptible, receive
+from packcorpus.tasks.stores.urls import split_url
 
 RETRIES = 8  # of a request, in about 20 seconds including pauses
 

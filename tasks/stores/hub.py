@@ -20,9 +20,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
-from tasks.stores.store import CHUNK, Facts, Progress, receive
-from tasks.stores.urls import Dataset
+from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
+from packcorpus.tasks.stores.store import CHUNK, Facts, Progress, receive
+from packcorpus.tasks.stores.urls import Dataset
 
 MAIN = "main"
 

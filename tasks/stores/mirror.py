@@ -16,14 +16,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, InputMissing, PackError, StorageError
-from tasks.core.printable import show_as
-from tasks.storage import corpus_folder
-from tasks.storage.files import digest_of, has_artifact, has_listed, is_refused, locked, read_receipt, write_bytes
-from tasks.storage.manifest import load_manifest
-from tasks.stores.bucket import Bucket, open_store
-from tasks.stores.store import Facts, run_all
-from tasks.stores.urls import scratch_with, url_of
+from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, StorageError
+from packcorpus.tasks.core.printable import show_as
+from packcorpus.tasks.storage import corpus_folder
+from packcorpus.tasks.storage.files import (
+    digest_of,
+    has_artifact,
+    has_listed,
+    is_refused,
+    locked,
+    read_receipt,
+    write_bytes,
+)
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.stores.bucket import Bucket, open_store
+from packcorpus.tasks.stores.store import Facts, run_all
+from packcorpus.tasks.stores.urls import scratch_with, url_of
 
 REQUESTS = 16  # small objects that are fetched at the same time
 

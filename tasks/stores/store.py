@@ -25,10 +25,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
-from tasks.core.errors import DataError, StorageError
-from tasks.core.messages import noted
-from tasks.core.printable import in_bytes
-from tasks.storage.files import atomic_file, has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.core.printable import in_bytes
+from packcorpus.tasks.storage.files import (
+    atomic_file,
+    has_artifact,
+    locked,
+    make_folder,
+    read_receipt,
+    to_json,
+    write_receipt,
+)
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of each block that arrives. An exception in it ends the transfer."""

@@ -20,9 +20,9 @@ from urllib.parse import unquote
 
 import xxhash
 
-from tasks.core.errors import UsageError
-from tasks.core.printable import suggest
-from tasks.storage.files import write_bytes
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.storage.files import write_bytes
 
 BUCKETS = ("s3", "gs", "az")
 SCHEMES = (*BUCKETS, "hf", "file")

@@ -16,10 +16,10 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from tasks.conversations.model import DEVELOPER, Conversation, Message, is_blank
-from tasks.core.errors import Reject
-from tasks.core.printable import printable
-from tasks.storage.layout import TEMPLATE
+from packcorpus.tasks.conversations.model import DEVELOPER, Conversation, Message, is_blank
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import printable
+from packcorpus.tasks.storage.layout import TEMPLATE
 
 # The markers around reasoning: <think>, <seed:think>, <mm:think>, [THINK], <|START_THINKING|>, and the like.
 OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|START_THINKING\|>)"

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
 
-from tasks.conversations.model import Conversation
-from tasks.core.errors import Reject, UsageError
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import NO_CHANGE, Adjust
-from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.placeholders import is_plain, with_contexts_joined
-from tasks.templates.sections import ALL_SECTIONS, CROSSED, Sections, splits
-from tasks.templates.spans import (
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.core.errors import Reject, UsageError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import NO_CHANGE, Adjust
+from packcorpus.tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
+from packcorpus.tasks.templates.placeholders import is_plain, with_contexts_joined
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, CROSSED, Sections, splits
+from packcorpus.tasks.templates.spans import (
     TEXT,
     Outline,
     Sample,
@@ -38,7 +38,7 @@ from tasks.templates.spans import (
     has_flagged,
     up_to,
 )
-from tasks.templates.writer import Family, Writer
+from packcorpus.tasks.templates.writer import Family, Writer
 
 # Part of the digest of every built-in template. Raise it if the spans of any built-in template change.
 VERSION = 3

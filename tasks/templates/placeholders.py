@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, ToolCall, full_text, message_of, options_json
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall, full_text, message_of, options_json
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 

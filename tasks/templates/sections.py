@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.core.printable import counted
+from packcorpus.tasks.core.printable import counted
 
 if TYPE_CHECKING:
-    from tasks.encoders.encoder import Encoder
+    from packcorpus.tasks.encoders.encoder import Encoder
 
 
 class TrainParts(BaseModel):

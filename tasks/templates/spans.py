@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tasks.conversations.model import ROLES, Conversation, is_blank
-from tasks.core.errors import PackError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import Adjust
-from tasks.templates.sections import Sections
+from packcorpus.tasks.conversations.model import ROLES, Conversation, is_blank
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.sections import Sections
 
 if TYPE_CHECKING:
-    from tasks.templates.jinja.engines import BothEngines, Engines
+    from packcorpus.tasks.templates.jinja.engines import BothEngines, Engines
 
 TrainOn = Literal["assistant", "all", "last", "rounds"]
 

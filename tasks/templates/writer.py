@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasks.conversations.model import Message
-from tasks.encoders.encoder import Encoder
-from tasks.templates.sections import ALL_SECTIONS, Sections
-from tasks.templates.spans import TEXT, Span
+from packcorpus.tasks.conversations.model import Message
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
+from packcorpus.tasks.templates.spans import TEXT, Span
 
 TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
 

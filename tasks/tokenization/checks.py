@@ -29,21 +29,21 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.core.printable import shown
-from tasks.encoders.encoder import Encoder, TooSlow, Unencodable
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
-from tasks.encoders.texts import UNDERLINE
-from tasks.encoders.tokenizer_files import forget_loaded
-from tasks.readers.container import RecordReader
-from tasks.readers.containers import container_named
-from tasks.recipe import Recipe
-from tasks.sources.sample_files import sample_files
-from tasks.storage.files import read_receipt, write_receipt
-from tasks.storage.keys import key_of
-from tasks.stores.mirror import mirror_of
-from tasks.tokenization.prepare import Preparer, texts_of
-from tasks.tokenization.skeletons import forget_skeletons
+from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.encoders.encoder import Encoder, TooSlow, Unencodable
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.encoders.texts import UNDERLINE
+from packcorpus.tasks.encoders.tokenizer_files import forget_loaded
+from packcorpus.tasks.readers.container import RecordReader
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.sample_files import sample_files
+from packcorpus.tasks.storage.files import read_receipt, write_receipt
+from packcorpus.tasks.storage.keys import key_of
+from packcorpus.tasks.stores.mirror import mirror_of
+from packcorpus.tasks.tokenization.prepare import Preparer, texts_of
+from packcorpus.tasks.tokenization.skeletons import forget_skeletons
 
 TEXTS = 1500  # minimum number of texts to compare, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources to read; if the sources are smaller, all texts are compared

@@ -23,21 +23,21 @@ import numpy as np
 from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtins
 from msgspec.json import Decoder, encode
 
-from tasks.conversations.answers import unpaired_in
-from tasks.conversations.formats import FORMAT_OF, role_names
-from tasks.conversations.model import Conversation, Message, PlainRecord, is_blank, tools_json, turns_json
-from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
-from tasks.conversations.unused_keys import UnusedKeys
-from tasks.core.errors import PackError, Reject
-from tasks.core.printable import counted
-from tasks.encoders.encoder import Encoder
-from tasks.readers.strict_json import as_array, decode_block, same_strings
-from tasks.recipe import Recipe
-from tasks.sources.model import SourceFile
-from tasks.templates.sections import explain_sections
-from tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
-from tasks.tokenization.samples import Prepared, TokenLayout, prepare_recorded, prepare_spans, strings_of
-from tasks.tokenization.skeletons import skeletons_of
+from packcorpus.tasks.conversations.answers import unpaired_in
+from packcorpus.tasks.conversations.formats import FORMAT_OF, role_names
+from packcorpus.tasks.conversations.model import Conversation, Message, PlainRecord, is_blank, tools_json, turns_json
+from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
+from packcorpus.tasks.conversations.unused_keys import UnusedKeys
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.readers.strict_json import as_array, decode_block, same_strings
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.templates.sections import explain_sections
+from packcorpus.tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
+from packcorpus.tasks.tokenization.samples import Prepared, TokenLayout, prepare_recorded, prepare_spans, strings_of
+from packcorpus.tasks.tokenization.skeletons import skeletons_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.answers import Unpaired
-from tasks.conversations.model import (
+from packcorpus.tasks.conversations.answers import Unpaired
+from packcorpus.tasks.conversations.model import (
     ROLES,
     Conversation,
     RecordedTokens,
@@ -32,12 +32,12 @@ from tasks.conversations.model import (
     usual_order,
     whole_text,
 )
-from tasks.conversations.tokens import other_tokenizer
-from tasks.conversations.turn_weights import LOSS_WEIGHT
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder, LeadingSpace, is_blank
-from tasks.encoders.texts import SEPARATOR
-from tasks.templates.spans import TEXT, Sample, Span
+from packcorpus.tasks.conversations.tokens import other_tokenizer
+from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.encoder import Encoder, LeadingSpace, is_blank
+from packcorpus.tasks.encoders.texts import SEPARATOR
+from packcorpus.tasks.templates.spans import TEXT, Sample, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)

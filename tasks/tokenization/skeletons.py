@@ -16,10 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tasks.conversations.model import Conversation, content_digest, layout_of, message_of, role_named, whole_text
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.texts import SEPARATOR
-from tasks.templates.placeholders import (
+from packcorpus.tasks.conversations.model import (
+    Conversation,
+    content_digest,
+    layout_of,
+    message_of,
+    role_named,
+    whole_text,
+)
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.texts import SEPARATOR
+from packcorpus.tasks.templates.placeholders import (
     COMPARED,
     GAP,
     ConversationShape,
@@ -31,8 +38,8 @@ from tasks.templates.placeholders import (
     is_plain,
     shape_of,
 )
-from tasks.templates.spans import Template, TrainOn, has_empty_prompt, trained_turns
-from tasks.tokenization.samples import Prepared, TokenLayout, layout_of_tokens, segments_of
+from packcorpus.tasks.templates.spans import Template, TrainOn, has_empty_prompt, trained_turns
+from packcorpus.tasks.tokenization.samples import Prepared, TokenLayout, layout_of_tokens, segments_of
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
 MOST_FAILURES = 8

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.config import Config
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable, distinct
-from tasks.encoders.texts import SEPARATOR, Texts
-from tasks.sources.model import Part
-from tasks.sources.parts import PartReader, place_of
-from tasks.storage.files import atomic_file, write_receipt
-from tasks.storage.schemas import offsets_of, to_arrow, tokens_schema
-from tasks.templates.spans import TEXT, Template
-from tasks.tokenization.prepare import Preparer, unused_keys_of
-from tasks.tokenization.samples import Prepared, count_content_tokens, merged
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable, distinct
+from packcorpus.tasks.encoders.texts import SEPARATOR, Texts
+from packcorpus.tasks.sources.model import Part
+from packcorpus.tasks.sources.parts import PartReader, place_of
+from packcorpus.tasks.storage.files import atomic_file, write_receipt
+from packcorpus.tasks.storage.schemas import offsets_of, to_arrow, tokens_schema
+from packcorpus.tasks.templates.spans import TEXT, Template
+from packcorpus.tasks.tokenization.prepare import Preparer, unused_keys_of
+from packcorpus.tasks.tokenization.samples import Prepared, count_content_tokens, merged
 
 # Bytes gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_BYTES = 1 << 21

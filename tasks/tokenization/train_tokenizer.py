@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations.formats import detect
-from tasks.conversations.model import full_text
-from tasks.conversations.unused_keys import UnusedKeys
-from tasks.core.errors import DataError, Reject
-from tasks.sources.model import Part, SourceFile
-from tasks.sources.parts import PartReader, place_of
-from tasks.storage.files import write_bytes
-from tasks.templates.built_in import MARKERS
+from packcorpus.tasks.conversations.formats import detect
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.conversations.unused_keys import UnusedKeys
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.sources.model import Part, SourceFile
+from packcorpus.tasks.sources.parts import PartReader, place_of
+from packcorpus.tasks.storage.files import write_bytes
+from packcorpus.tasks.templates.built_in import MARKERS
 
 # The trainer keeps all text in memory; more text does not improve a vocabulary of the allowed sizes.
 MOST_CHARACTERS = 100_000_000

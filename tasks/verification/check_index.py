@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.errors import DataError
-from tasks.storage.layout import SPLITS, kind_of
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
-from tasks.storage.shards import open_index
-from tasks.verification.partitions import Partitions
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.layout import SPLITS, kind_of
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
+from packcorpus.tasks.storage.shards import open_index
+from packcorpus.tasks.verification.partitions import Partitions
 
 ENTRIES = 1 << 16  # entries of the index that are handled at a time
 RANGE = 12 << 20  # approximate bytes of the index in a partition: about 2^18 entries

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import DataError
-from tasks.storage.facts import RowSums, Shard
-from tasks.storage.layout import kind_of
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import (
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.facts import RowSums, Shard
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.tasks.storage.shards import (
     ROWS,
     RowStatistics,
     add_sums,
@@ -26,7 +26,7 @@ from tasks.storage.shards import (
     row_columns,
     sizes_of,
 )
-from tasks.verification.check_index import PIECE, Index
+from packcorpus.tasks.verification.check_index import PIECE, Index
 
 
 @dataclass(slots=True)

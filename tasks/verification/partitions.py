@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from tasks.core.errors import StorageError
+from packcorpus.tasks.core.errors import StorageError
 
 IN_MEMORY = 32 << 20  # bytes kept in memory; beyond that, all rows go to a temporary file
 BLOCK = 16 << 20  # bytes sorted at a time; each block has an overhead of 4 bytes for every partition

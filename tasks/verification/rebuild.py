@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from tasks.config import Config, check_recorded, config_of, load_config
-from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
-from tasks.corpus.publish import CARD
-from tasks.recipe import Recipe, recipe_of
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import read_json
-from tasks.storage.keys import VERSIONS, with_current_names
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import ROWS, has_statistics
-from tasks.work import Publish, run_all
+from packcorpus.tasks.config import Config, check_recorded, config_of, load_config
+from packcorpus.tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
+from packcorpus.tasks.corpus.publish import CARD
+from packcorpus.tasks.recipe import Recipe, recipe_of
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.tasks.storage.keys import VERSIONS, with_current_names
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import ROWS, has_statistics
+from packcorpus.tasks.work import Publish, run_all
 
 # Files whose wording may change between versions. keys.VERSIONS["texts"] is the version of the wording.
 TEXTS = ("rejects.jsonl", CARD)

@@ -25,18 +25,26 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from tasks.config import path_in
-from tasks.core.errors import Busy, DataError, InputMissing, PackError
-from tasks.corpus.publish import CARD, COPIED, dataset_card, files_beside, write_planned_shard
-from tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
-from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
-from tasks.storage.facts import FileFacts, Shard
-from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
-from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
-from tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
-from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
-from tasks.work import Plan, run_all
+from packcorpus.tasks.config import path_in
+from packcorpus.tasks.core.errors import Busy, DataError, InputMissing, PackError
+from packcorpus.tasks.corpus.publish import CARD, COPIED, dataset_card, files_beside, write_planned_shard
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
+from packcorpus.tasks.storage.facts import FileFacts, Shard
+from packcorpus.tasks.storage.files import (
+    CHUNK,
+    acquire_lock,
+    atomic_file,
+    has_artifact,
+    read_receipt,
+    sha256_of,
+    write_bytes,
+)
+from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
+from packcorpus.tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
+from packcorpus.tasks.work import Plan, run_all
 
 Content = Path | bytes
 Listed = Shard | FileFacts

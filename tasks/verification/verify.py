@@ -21,10 +21,10 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError, PackError
-from tasks.core.printable import counted
-from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_found
-from tasks.storage.corpus_folder import (
+from packcorpus.tasks.core.errors import DataError, PackError
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_found
+from packcorpus.tasks.storage.corpus_folder import (
     changed_files,
     check_copies,
     check_published,
@@ -33,10 +33,10 @@ from tasks.storage.corpus_folder import (
     raise_all,
     reading,
 )
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
-from tasks.verification.check_index import Index, IndexCheck, read_index
-from tasks.verification.check_rows import Tokens, check_packed_rows, check_unpacked_rows
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
+from packcorpus.tasks.verification.check_index import Index, IndexCheck, read_index
+from packcorpus.tasks.verification.check_rows import Tokens, check_packed_rows, check_unpacked_rows
 
 Require = Callable[[str, Any, Any], None]  # raises DataError unless a counted and a recorded value are equal
 

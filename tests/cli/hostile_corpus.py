@@ -14,8 +14,8 @@ from typing import Any
 from support import commands
 from support.commands import ROOT
 
-from tasks.core import printable
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.core import printable
+from packcorpus.tasks.storage.manifest import load_manifest
 
 SEQUENCE_LENGTH = 128
 

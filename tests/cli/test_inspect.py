@@ -22,19 +22,19 @@ from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.cli.console import print_hanging, styled
-from tasks.cli.questions import Question, answer, render
-from tasks.core.errors import DataError, UsageError
-from tasks.core.printable import BOUNDARY
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection import lookup, search
-from tasks.inspection.sources import kind_of
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts import FileFacts, Split
-from tasks.storage.files import sha256_of
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import INDEX_SCHEMA
+from packcorpus.tasks.cli.console import print_hanging, styled
+from packcorpus.tasks.cli.questions import Question, answer, render
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.printable import BOUNDARY
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.inspection import lookup, search
+from packcorpus.tasks.inspection.sources import kind_of
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.facts import FileFacts, Split
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.schemas import INDEX_SCHEMA
 
 SETTINGS = {"whole": "", "split": "overlong: split\n", "unpacked": "packing: false\n"}
 
@@ -268,7 +268,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
     path.write_text("\n".join(lines) + "\n" * ended)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
-        patched.setattr("tasks.readers.json_files.SEEK_BLOCK", data.draw(st.integers(1, 40)))
+        patched.setattr("packcorpus.tasks.readers.json_files.SEEK_BLOCK", data.draw(st.integers(1, 40)))
         for number, line in enumerate(lines, 1):
             if line:
                 assert as_object(path, line=number)["records"][0]["messages"][0]["content"] == f"n{number - 1}"

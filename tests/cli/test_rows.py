@@ -27,17 +27,17 @@ from cli.hostile_corpus import (
 )
 from support.inspected import rendered, shown
 
-from tasks.cli import corpus_view
-from tasks.core import printable
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.inspection import lookup
-from tasks.inspection import rows as rows_module
-from tasks.inspection.manifests import Overview
-from tasks.storage.facts import Shard, Split
-from tasks.storage.files import sha256_of
-from tasks.storage.layout import RowLayout
-from tasks.storage.manifest import load_manifest
-from tasks.storage.schemas import row_schema
+from packcorpus.tasks.cli import corpus_view
+from packcorpus.tasks.core import printable
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.inspection import lookup
+from packcorpus.tasks.inspection import rows as rows_module
+from packcorpus.tasks.inspection.manifests import Overview
+from packcorpus.tasks.storage.facts import Shard, Split
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.schemas import row_schema
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
-from tasks.cli import check_view, corpus_view
-from tasks.cli.app import app
-from tasks.config import load_config
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.diff import compare
-from tasks.inspection.manifests import list_manifests
-from tasks.verification.verify import verify
+from packcorpus.tasks.cli import check_view, corpus_view
+from packcorpus.tasks.cli.app import app
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.diff import compare
+from packcorpus.tasks.inspection.manifests import list_manifests
+from packcorpus.tasks.verification.verify import verify
 
 COMMANDS = [
     "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair",

@@ -11,9 +11,9 @@ from support.commands import BIN, command
 from support.small_corpus import conversations, write_project
 from typer.testing import CliRunner
 
-from tasks.cli import start
-from tasks.cli.app import app
-from tasks.core.errors import InputMissing
+from packcorpus.tasks.cli import start
+from packcorpus.tasks.cli.app import app
+from packcorpus.tasks.core.errors import InputMissing
 
 PACKCORPUS = str(BIN / "packcorpus")
 
@@ -42,25 +42,28 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("pack c.yaml", "luigi --module pipeline PackCorpus --config c.yaml --root ."),
+        ("pack c.yaml", "luigi --module packcorpus.pipeline PackCorpus --config c.yaml --root ."),
         (
             "pack c.yaml --sequence-length 512 --workers 3 --root x --quiet --json",
-            "luigi --module pipeline PackCorpus --config c.yaml --root x"
+            "luigi --module packcorpus.pipeline PackCorpus --config c.yaml --root x"
             " --sequence-length=512 --workers=3 --quiet --json",
         ),
-        ("train", "train --manifest manifests/latest.json"),
-        ("train small", "train --manifest manifests/small.json"),
-        ("train small --max-steps 5", "train --manifest manifests/small.json --max-steps 5"),
-        ("train --root=x --max-steps 5", "train --manifest x/manifests/latest.json --root=x --max-steps 5"),
-        ("train small --json --root x", "train --manifest x/manifests/small.json --root x"),
-        ("train --manifest x.json", "train --manifest x.json"),
-        ("train --help", "train --help"),
-        ("train doctor", "train doctor"),
-        ("train diagnose", "train diagnose --manifest manifests/latest.json"),
-        ("train diagnose small --only compile", "train diagnose --manifest manifests/small.json --only compile"),
-        ("train merge run --dtype fp16", "train merge run --dtype fp16"),
-        ("certify run --merged x", "train certify run --merged x"),
-        ("certify --help", "train certify --help"),
+        ("train", "packcorpus.train --manifest manifests/latest.json"),
+        ("train small", "packcorpus.train --manifest manifests/small.json"),
+        ("train small --max-steps 5", "packcorpus.train --manifest manifests/small.json --max-steps 5"),
+        ("train --root=x --max-steps 5", "packcorpus.train --manifest x/manifests/latest.json --root=x --max-steps 5"),
+        ("train small --json --root x", "packcorpus.train --manifest x/manifests/small.json --root x"),
+        ("train --manifest x.json", "packcorpus.train --manifest x.json"),
+        ("train --help", "packcorpus.train --help"),
+        ("train doctor", "packcorpus.train doctor"),
+        ("train diagnose", "packcorpus.train diagnose --manifest manifests/latest.json"),
+        (
+            "train diagnose small --only compile",
+            "packcorpus.train diagnose --manifest manifests/small.json --only compile",
+        ),
+        ("train merge run --dtype fp16", "packcorpus.train merge run --dtype fp16"),
+        ("certify run --merged x", "packcorpus.train certify run --merged x"),
+        ("certify --help", "packcorpus.train certify --help"),
     ],
 )
 def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:
@@ -74,7 +77,7 @@ def test_each_command_starts_what_it_stands_for(started: list[str], words: str, 
 def test_shards_without_a_manifest_are_passed_on(started: list[str], tmp_path: Path) -> None:
     (tmp_path / "train-00000-of-00001.arrow").touch()
     CliRunner().invoke(app, ["train", str(tmp_path)])
-    assert started == ["train", "--manifest", str(tmp_path)]
+    assert started == ["packcorpus.train", "--manifest", str(tmp_path)]
 
 
 def test_packing_needs_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, read_record
-from tasks.conversations.model import ROLES, Conversation, Message, ToolCall, content_digest, whole_text
-from tasks.core.errors import Reject
+from packcorpus.tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, read_record
+from packcorpus.tasks.conversations.model import ROLES, Conversation, Message, ToolCall, content_digest, whole_text
+from packcorpus.tasks.core.errors import Reject
 
 SYSTEM, USER, ASSISTANT = Message("system", "Be brief."), Message("user", "2+2?"), Message("assistant", "4")
 REASONED = Message("assistant", "4", reasoning="Two more than two.")

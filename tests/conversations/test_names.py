@@ -16,15 +16,15 @@ from pydantic import ValidationError
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
-from tasks.conversations.formats import detect, read_record, role_names
-from tasks.conversations.model import Conversation, Message
-from tasks.conversations.names import ROLE_NAMES, in_own_names
-from tasks.conversations.unused_keys import UnusedKeys
-from tasks.core.errors import Reject, UsageError
-from tasks.sources.model import Source, SourceFile
-from tasks.sources.source_files import find_files
-from tasks.templates.built_in import BuiltIn
-from tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.conversations.formats import detect, read_record, role_names
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.conversations.names import ROLE_NAMES, in_own_names
+from packcorpus.tasks.conversations.unused_keys import UnusedKeys
+from packcorpus.tasks.core.errors import Reject, UsageError
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.tokenization.prepare import Preparer
 
 CHAT = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
 OWN = {"user": ["Kunde", "customer", "Bot"], "assistant": ["AGENT", "bot 7", "human"], "system": ["note"]}

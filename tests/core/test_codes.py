@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, command, luigi
 
-from pipeline.graph import TrainingFailed
-from tasks.core import errors
-from tasks.core.error_codes import CODES, EXITS, GROUPS
-from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
-from tasks.core.messages import as_json, as_text, to_pack_error
-from tasks.core.printable import one_line
-from train.machine.process import RankFailed
+from packcorpus.pipeline.graph import TrainingFailed
+from packcorpus.tasks.core import errors
+from packcorpus.tasks.core.error_codes import CODES, EXITS, GROUPS
+from packcorpus.tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
+from packcorpus.tasks.core.messages import as_json, as_text, to_pack_error
+from packcorpus.tasks.core.printable import one_line
+from packcorpus.train.machine.process import RankFailed
 
 CLASSES: dict[str, Any] = {
     kind.__name__: kind
@@ -263,7 +263,9 @@ def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> N
 
     A function that only this command calls is replaced to simulate the bug.
     """
-    (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify as module\nmodule.verify = None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import packcorpus.tasks.verification.verify as module\nmodule.verify = None\n"
+    )
     (tmp_path / "manifest.json").write_text("{}")
     words = (str(BIN / "packcorpus"), "verify", "manifest.json")
     done = command(tmp_path, *words, PYTHONPATH=str(tmp_path))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.core.errors import DataError
-from tasks.core.numbers import MOST, as_int32, draws, order_of_contents, shuffle
-from tasks.packing.plan import select_pieces
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.numbers import MOST, as_int32, draws, order_of_contents, shuffle
+from packcorpus.tasks.packing.plan import select_pieces
 
 NUMBERS = st.integers(-(2**40), 2**40) | st.integers(MOST - 2, MOST + 2) | st.integers(-MOST - 2, -MOST + 2)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.printable import common_folder, duration, from_here, shown, suggest
+from packcorpus.tasks.core.printable import common_folder, duration, from_here, shown, suggest
 
 DURATIONS = {
     0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min", 65: "1 min 5 s", 3599: "59 min 59 s",

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from support.commands import BIN
 
-from tasks.core import process
-from tasks.core.errors import DataError, PackError, StorageError
-from tasks.core.messages import to_pack_error
-from tasks.core.process import bomb, bounded_memory, bounded_table, may_allocate, of_memory
-from tasks.core.startup import LEAST_MEMORY
+from packcorpus.tasks.core import process
+from packcorpus.tasks.core.errors import DataError, PackError, StorageError
+from packcorpus.tasks.core.messages import to_pack_error
+from packcorpus.tasks.core.process import bomb, bounded_memory, bounded_table, may_allocate, of_memory
+from packcorpus.tasks.core.startup import LEAST_MEMORY
 
 RECORDS = '{"prompt": "a", "completion": "b"}\n' * 50
 

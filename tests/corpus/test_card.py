@@ -23,16 +23,16 @@ from support.mixtures import project
 from support.packed_rows import COLUMNS, folder_of, pack_small, shards_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError
-from tasks.corpus.publish import CARD, dataset_card, size_category, split_name
-from tasks.storage.facts import Split
-from tasks.storage.keys import VERSIONS
-from tasks.storage.layout import RowLayout
-from tasks.storage.manifest import load_manifest
-from tasks.storage.schemas import row_schema
-from tasks.verification import repair as repair_module
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.corpus.publish import CARD, dataset_card, size_category, split_name
+from packcorpus.tasks.storage.facts import Split
+from packcorpus.tasks.storage.keys import VERSIONS
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.schemas import row_schema
+from packcorpus.tasks.verification import repair as repair_module
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 # -- properties ------------------------------------------------------------------------------------------------------
 

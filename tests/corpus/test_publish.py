@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import StorageError
-from tasks.corpus import publish
-from tasks.recipe import Recipe
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.corpus import publish
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.verification.verify import verify
 
 
 @pytest.mark.parametrize("name", publish.COPIED)

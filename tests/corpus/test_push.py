@@ -18,18 +18,18 @@ from support.commands import packcorpus, process
 from support.packed_rows import folder_of, pack_small, shards_of
 from support.servers.remote import SECRET, HubStandIn, hub_stand_in, needs_remote
 
-from tasks.core.errors import PackError
-from tasks.core.messages import as_json, as_text
-from tasks.core.printable import in_bytes
-from tasks.corpus import push as push_module
-from tasks.corpus.push import Push, push_corpus
-from tasks.storage.layout import kind_of
-from tasks.storage.manifest import load_manifest
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.core.messages import as_json, as_text
+from packcorpus.tasks.core.printable import in_bytes
+from packcorpus.tasks.corpus import push as push_module
+from packcorpus.tasks.corpus.push import Push, push_corpus
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.verify import verify
 
 needs_remote()
 
-from tasks.stores import hub as hub_store  # noqa: E402
+from packcorpus.tasks.stores import hub as hub_store  # noqa: E402
 
 REPO = "someone/chats"
 TOKEN = f"hf_{SECRET}"
@@ -368,7 +368,7 @@ def check_rows(corpus: Path, saved: Path, shape: dict[str, Any]) -> None:
 def test_a_downloaded_dataset_is_a_corpus(hub: HubStandIn, corpus: Path, other: Path, tmp_path: Path) -> None:
     from huggingface_hub import snapshot_download
 
-    from train.data.corpus import open_corpus
+    from packcorpus.train.data.corpus import open_corpus
 
     push_corpus(corpus, REPO)
     push_corpus(other, f"{REPO}/long", revision="long", replace=True)

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of
 
-from tasks.core.errors import StorageError
-from tasks.corpus import shards
-from tasks.corpus.shards import Rows, build_rows, write_shard
-from tasks.storage.files import sha256_of
-from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
-from tasks.storage.layout import RowLayout
-from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.token_files import TokenFiles, places_of
-from tasks.verification.verify import verify
-from train.data.conversations import sft_dataset
-from train.data.corpus import open_corpus
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.corpus import shards
+from packcorpus.tasks.corpus.shards import Rows, build_rows, write_shard
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
+from packcorpus.tasks.storage.token_files import TokenFiles, places_of
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.train.data.conversations import sft_dataset
+from packcorpus.train.data.corpus import open_corpus
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 KEY = "ab" * 32
@@ -433,7 +433,9 @@ def test_format_2_has_the_reasoning_and_the_flags(tmp_path: Path) -> None:
 
 def test_format_2_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERSIONS, "corpus", WHOLE_MESSAGES - 1)
-    monkeypatch.setattr("tasks.corpus.shards.conversation_schema", partial(conversation_schema, key_version=1))
+    monkeypatch.setattr(
+        "packcorpus.tasks.corpus.shards.conversation_schema", partial(conversation_schema, key_version=1)
+    )
     path = pack_corpus(make_recipe(tmp_path, WHOLE, packing=False))
     monkeypatch.undo()
     verify(path)

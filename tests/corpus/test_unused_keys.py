@@ -15,13 +15,13 @@ import pytest
 from support.containers import WRITERS, as_arrow, as_parquet
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, UsageError
-from tasks.corpus.summary import MOST_KEYS, unused_keys
-from tasks.dry_run.dry_run import predict
-from tasks.recipe import Recipe
-from tasks.sources.model import Source
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification.rebuild import rebuild
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.corpus.summary import MOST_KEYS, unused_keys
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.verification.rebuild import rebuild
 
 NOTES: tuple[str | None, ...] = ("x", "", None)
 ANSWERED = [

@@ -19,11 +19,11 @@ from support.small_corpus import conversations
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 from tokenizers import AddedToken, Tokenizer
 
-from tasks.config import KEYS, Config, load_config
-from tasks.core.errors import DataError, PackError, UsageError
-from tasks.dry_run.config_draft import Draft, write_draft
-from tasks.recipe import resolve
-from tasks.work import Plan, run_all
+from packcorpus.tasks.config import KEYS, Config, load_config
+from packcorpus.tasks.core.errors import DataError, PackError, UsageError
+from packcorpus.tasks.dry_run.config_draft import Draft, write_draft
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.work import Plan, run_all
 
 
 def write(path: Path, records: list[Any]) -> Path:

@@ -17,16 +17,16 @@ from support.commands import BIN, SHARED, command, needs_shared
 from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli.check_view import show_prediction
-from tasks.config import Config, load_config
-from tasks.core.errors import DataError
-from tasks.dry_run import sample
-from tasks.dry_run.dry_run import predict
-from tasks.dry_run.prediction import Prediction
-from tasks.recipe import recipe_of
-from tasks.storage.files import read_json
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.work import Plan, run_all
+from packcorpus.tasks.cli.check_view import show_prediction
+from packcorpus.tasks.config import Config, load_config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.dry_run import sample
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.dry_run.prediction import Prediction
+from packcorpus.tasks.recipe import recipe_of
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.work import Plan, run_all
 
 
 def predicted(config: Path, **options: Any) -> Prediction:

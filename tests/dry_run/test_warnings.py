@@ -17,10 +17,10 @@ from support.small_corpus import conversations, write_project
 from support.templates.modern_templates import EMPTY_LAST, STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.cli.check_view import show_prediction
-from tasks.config import load_config
-from tasks.conversations.turn_weights import flag_hints
-from tasks.dry_run.dry_run import predict
+from packcorpus.tasks.cli.check_view import show_prediction
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.conversations.turn_weights import flag_hints
+from packcorpus.tasks.dry_run.dry_run import predict
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4."}]
 

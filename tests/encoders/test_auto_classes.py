@@ -10,7 +10,15 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto import tokenization_auto
 
-from tasks.encoders.auto_classes import AS_IS, CLASS_OF_TYPE, MISTRAL, REBUILT, VERSION, WRONG_CLASS, class_of
+from packcorpus.tasks.encoders.auto_classes import (
+    AS_IS,
+    CLASS_OF_TYPE,
+    MISTRAL,
+    REBUILT,
+    VERSION,
+    WRONG_CLASS,
+    class_of,
+)
 
 NO_RULE = "of its model"
 NAMES = (

@@ -14,16 +14,16 @@ from support.commands import ROOT
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, SENTENCES, kind_path
 
-from tasks.dry_run.dry_run import predict
-from tasks.encoders import auto_tokenizer
-from tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
-from tasks.encoders.encoder import Encoded, Unencodable
-from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder, open_tokenizer
-from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.manifest import load_manifest
-from tasks.verification.verify import verify
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.encoders import auto_tokenizer
+from packcorpus.tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
+from packcorpus.tasks.encoders.encoder import Encoded, Unencodable
+from packcorpus.tasks.encoders.huggingface_encoder import HuggingFaceEncoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder, open_tokenizer
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.corpus_folder import checked_folder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.verify import verify
 
 TEXTS = [*SENTENCES, " a", "", "The", "a </s> b <|im_end|>", "<think>"]
 
@@ -71,8 +71,8 @@ def test_a_comparison_loads_no_pytorch_and_leaves_transformers_as_it_was() -> No
     code = f"""
 import sys
 from pathlib import Path
-from tasks.encoders.auto_tokenizer import compare
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.encoders.auto_tokenizer import compare
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 place = Path({str(kind_path("hf_byte_level"))!r})
 print(compare(open_encoder(find_tokenizer(place)), place, ["a", "b"]))
 print([name for name in sys.modules if name.partition(".")[0] in ("torch", "transformers")])
@@ -135,7 +135,7 @@ def test_check_warns_of_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [warning.partition(";")[0] for warning in found if warning.startswith("tokenizer: ")]
 
     assert not warnings()
-    monkeypatch.setattr("tasks.dry_run.sample.compare", lambda *given: Comparison(3, "a becomes b"))
+    monkeypatch.setattr("packcorpus.tasks.dry_run.sample.compare", lambda *given: Comparison(3, "a becomes b"))
     assert warnings() == ["tokenizer: a becomes b"]
     monkeypatch.setattr(auto_tokenizer, "find_spec", lambda name: None)
     assert not warnings()

@@ -10,12 +10,12 @@ from support.differential.auto_tokenizers import CHANGES, TEXTS, ids_in_a_row, w
 from support.tokenizer_kinds import BUILT
 from transformers import AutoTokenizer
 
-from tasks.core.errors import UsageError
-from tasks.encoders import tokenizer_files
-from tasks.encoders.auto_classes import REBUILT
-from tasks.encoders.auto_tokenizer import load
-from tasks.encoders.encoder import Encoder, Unencodable
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.encoders import tokenizer_files
+from packcorpus.tasks.encoders.auto_classes import REBUILT
+from packcorpus.tasks.encoders.auto_tokenizer import load
+from packcorpus.tasks.encoders.encoder import Encoder, Unencodable
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 CLASSES = ("PreTrainedTokenizerFast", *REBUILT)
 # A class for BPE cannot load a Unigram model, and each refusal names its reason.

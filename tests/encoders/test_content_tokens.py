@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.tokenizer_kinds import HUGGING_FACE, SENTENCEPIECE, folder, hostile, kind_path, open_kind, reference
 
-from tasks.core.errors import UsageError
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 FEW = settings(max_examples=examples(60), deadline=None)
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

@@ -33,12 +33,12 @@ from support.tokenizer_kinds import (
     with_inner_spaces,
 )
 
-import tasks.encoders.huggingface_encoder
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.encoder import Encoder, Unencodable
-from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
-from tasks.encoders.texts import Texts
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+import packcorpus.tasks.encoders.huggingface_encoder
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.encoders.encoder import Encoder, Unencodable
+from packcorpus.tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 FEW = settings(max_examples=examples(60), deadline=None)
 
@@ -429,7 +429,7 @@ def test_a_text_encoded_in_pieces_is_the_text_encoded_at_once(kind: str, monkeyp
     encoder = open_kind(kind)
     texts = [" ".join(SENTENCES), "", "x", "The train leaves at 9. " * 400, "y"]
     whole = encoder.encode(texts)
-    monkeypatch.setattr(tasks.encoders.huggingface_encoder, "LONGEST", 1000)
+    monkeypatch.setattr(packcorpus.tasks.encoders.huggingface_encoder, "LONGEST", 1000)
     pieces = encoder.encode(texts)
     assert pieces.offsets.tolist() == whole.offsets.tolist()
     assert pieces.ids.tolist() == whole.ids.tolist()
@@ -437,7 +437,7 @@ def test_a_text_encoded_in_pieces_is_the_text_encoded_at_once(kind: str, monkeyp
 
 @pytest.mark.parametrize("kind", HUGGING_FACE)
 def test_a_text_without_a_place_to_cut_comes_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.encoders.huggingface_encoder, "LONGEST", 1000)
+    monkeypatch.setattr(packcorpus.tasks.encoders.huggingface_encoder, "LONGEST", 1000)
     encoder = open_kind(kind)
     for character in (" ", "a", "</s>"):
         text = character * 9999

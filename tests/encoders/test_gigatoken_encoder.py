@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.tokenizer_kinds import SENTENCES, control_strings, hostile, kind_path, open_kind, ordinary
 
-from tasks.encoders import gigatoken_encoder
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
-from tasks.encoders.texts import Texts
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.tokenization.checks import HARD, hard_tokens
+from packcorpus.tasks.encoders import gigatoken_encoder
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.tokenization.checks import HARD, hard_tokens
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
 FEW = settings(max_examples=examples(60), deadline=None)

@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
-from tasks.encoders.gigatoken_encoder import Unsupported, json_of_sentencepiece
+from packcorpus.tasks.encoders.gigatoken_encoder import Unsupported, json_of_sentencepiece
 
 TYPES = proto.ModelProto.SentencePiece
 

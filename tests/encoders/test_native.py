@@ -17,18 +17,18 @@ from sentencepiece import SentencePieceTrainer
 from sentencepiece import sentencepiece_model_pb2 as proto
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.encoders import native
-from tasks.encoders.encoder import TooSlow
-from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
-from tasks.encoders.native import run_native
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import Source
-from tasks.sources.parts import find_parts
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Turns
-from tasks.tokenization.tokenize_part import tokenize_part
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders import native
+from packcorpus.tasks.encoders.encoder import TooSlow
+from packcorpus.tasks.encoders.huggingface_encoder import HuggingFaceEncoder
+from packcorpus.tasks.encoders.native import run_native
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import Turns
+from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
 PANIC = "\nthread '<unnamed>' (7015) panicked at /root/onig-6.5.3/src/lib.rs:647:23:\nOnig: Regex search error\n"
 TRACE = "stack backtrace:\n   0: rust_begin_unwind\n             at /rustc/1/library/std/src/panicking.rs:7:5\n"

@@ -22,8 +22,8 @@ from support.json_texts import STYLES, Pairs, Raw, as_written, objects, written
 from support.profiles import examples
 from support.tokenizer_kinds import HUGGING_FACE, SENTENCES, kind_path
 
-from tasks.core.errors import PackError
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 # Settings of the libraries for drawing tokens at random.
 RANDOM = ("dropout", "alpha", "nbest_size", "enable_sampling")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.encoders.texts
-from tasks.encoders.texts import SEPARATOR, UNDERLINE, Needles, Texts, find, needles_of
+import packcorpus.tasks.encoders.texts
+from packcorpus.tasks.encoders.texts import SEPARATOR, UNDERLINE, Needles, Texts, find, needles_of
 
 texts = st.lists(st.text(st.sampled_from([*"ab é漢🎉", SEPARATOR, UNDERLINE]), max_size=6), max_size=8)
 
@@ -48,7 +48,7 @@ CONTENTS = st.text("ab<", max_size=12).map(str.encode)
 @given(st.lists(st.text("ab<", max_size=4).map(str.encode), max_size=4), CONTENTS, st.sampled_from([1, 2, 5, 1 << 17]))
 def test_strings_are_found_where_bytes_finds_them(needles: list[bytes], text: bytes, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.encoders.texts, "_WINDOW", window)
+        patch.setattr(packcorpus.tasks.encoders.texts, "_WINDOW", window)
         places = sorted(
             {place for needle in filter(None, needles) for place in range(len(text)) if text.startswith(needle, place)}
         )

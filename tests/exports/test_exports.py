@@ -24,16 +24,16 @@ from support.packed_rows import folder_of, pack_small, shards_of
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.app import export as export_command
-from tasks.core.errors import DataError, PackError, UsageError
-from tasks.exports import export as export_module
-from tasks.exports import mds
-from tasks.exports.export import EXPORTS, Export, export_corpus
-from tasks.exports.model import OutputFolder
-from tasks.storage.facts import RowShape
-from tasks.storage.files import sha256_of
-from tasks.storage.manifest import load_manifest
-from tasks.storage.shards import rows_of
+from packcorpus.tasks.cli.app import export as export_command
+from packcorpus.tasks.core.errors import DataError, PackError, UsageError
+from packcorpus.tasks.exports import export as export_module
+from packcorpus.tasks.exports import mds
+from packcorpus.tasks.exports.export import EXPORTS, Export, export_corpus
+from packcorpus.tasks.exports.model import OutputFolder
+from packcorpus.tasks.storage.facts import RowShape
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.shards import rows_of
 
 NAMES = [format.name for format in EXPORTS]
 IGNORED = -100

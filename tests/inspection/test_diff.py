@@ -21,15 +21,15 @@ from support.inspected import rendered
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli import corpus_view
-from tasks.cli.console import UNBOUNDED, open_console
-from tasks.cli.options import value_as_json
-from tasks.inspection import diff
-from tasks.inspection.diff import Change, Difference, _entries, compare
-from tasks.inspection.manifests import Listed, Unreadable, list_manifests
-from tasks.storage.files import read_json, to_json, write_bytes
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import open_index
+from packcorpus.tasks.cli import corpus_view
+from packcorpus.tasks.cli.console import UNBOUNDED, open_console
+from packcorpus.tasks.cli.options import value_as_json
+from packcorpus.tasks.inspection import diff
+from packcorpus.tasks.inspection.diff import Change, Difference, _entries, compare
+from packcorpus.tasks.inspection.manifests import Listed, Unreadable, list_manifests
+from packcorpus.tasks.storage.files import read_json, to_json, write_bytes
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import open_index
 
 
 def chat(answer: str) -> dict[str, Any]:
@@ -345,7 +345,9 @@ def test_help_imports_nothing_heavy(project: Path) -> None:
     It takes 0.2 s. numpy alone would take 0.1 s, and pyarrow 0.2 s.
     """
     for words in ([], ["check"]):
-        done = command(project, str(BIN / "python"), "-X", "importtime", "-m", "tasks.cli.app", *words, "--help")
+        done = command(
+            project, str(BIN / "python"), "-X", "importtime", "-m", "packcorpus.tasks.cli.app", *words, "--help"
+        )
         assert done.returncode == 0
         loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
         assert "typer" in loaded

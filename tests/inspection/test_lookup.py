@@ -20,11 +20,11 @@ from support.mixtures import EVERYTHING, FEW, MANY, TWICE, project
 from support.packed_rows import folder_of
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.core.errors import PackError, UsageError
-from tasks.inspection import lookup, rows, search
-from tasks.report.figures import read_figures
-from tasks.storage import shards
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.core.errors import PackError, UsageError
+from packcorpus.tasks.inspection import lookup, rows, search
+from packcorpus.tasks.report.figures import read_figures
+from packcorpus.tasks.storage import shards
+from packcorpus.tasks.storage.manifest import load_manifest
 
 RECORDS = (FEW, MANY, TWICE)
 SOURCES = ("few.jsonl", "many.jsonl", "twice.jsonl")

@@ -15,10 +15,16 @@ import pytest
 from support.commands import BIN, command
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.inspection.manifests import complete_file, complete_manifest, find_damaged, find_file, find_manifest
-from tasks.storage.corpus_folder import remember_manifest
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.inspection.manifests import (
+    complete_file,
+    complete_manifest,
+    find_damaged,
+    find_file,
+    find_manifest,
+)
+from packcorpus.tasks.storage.corpus_folder import remember_manifest
+from packcorpus.tasks.storage.manifest import load_manifest
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.training.waiting import idle_of_steps
 
-from tasks.packing.balance import LINEAR, balanced_order, forecast, idle_share
+from packcorpus.tasks.packing.balance import LINEAR, balanced_order, forecast, idle_share
 
 LENGTH = 4096
 
@@ -144,7 +144,7 @@ def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int, monkeypat
     cost = np.sort(squares) + LINEAR * LENGTH
     ways = [comb(i, ranks - 1) / comb(600, ranks) for i in range(600)]
     expected = 1 - cost.mean() / float(cost @ np.array(ways))
-    monkeypatch.setattr("tasks.packing.balance.RANKS", (ranks,))
+    monkeypatch.setattr("packcorpus.tasks.packing.balance.RANKS", (ranks,))
     [one] = forecast(squares, trained, LENGTH)
     assert one.ranks == ranks
     assert one.random == pytest.approx(100 * expected, rel=0.03)

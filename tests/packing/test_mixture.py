@@ -20,19 +20,19 @@ from support.mixtures import EVERYTHING, FEW, project
 from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
-from tasks.core.errors import DataError
-from tasks.core.printable import aligned
-from tasks.corpus.summary import SHARE_NOTE, explain_limits, fit_to_width, mixture_table
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.lookup import sources_taken_whole
-from tasks.packing import mixture
-from tasks.packing.pieces import Pieces
-from tasks.recipe import Recipe, resolve
-from tasks.storage.facts import MixtureFacts
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import drop_code
-from tasks.verification.rebuild import rebuild
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import aligned
+from packcorpus.tasks.corpus.summary import SHARE_NOTE, explain_limits, fit_to_width, mixture_table
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.lookup import sources_taken_whole
+from packcorpus.tasks.packing import mixture
+from packcorpus.tasks.packing.pieces import Pieces
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.storage.facts import MixtureFacts
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.schemas import drop_code
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.verify import verify
 
 
 def packed(recipe: Recipe) -> tuple[Manifest, list[dict[str, Any]]]:

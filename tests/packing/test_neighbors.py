@@ -18,9 +18,9 @@ from support.packed_rows import folder_of, pack_small
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, once, token_file
 
-from tasks.config import Config
-from tasks.core.errors import UsageError
-from tasks.packing.neighbors import (
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.packing.neighbors import (
     AXES,
     assign_by_topic,
     directions_of,
@@ -30,12 +30,12 @@ from tasks.packing.neighbors import (
     part_duplicates,
     swap_similar,
 )
-from tasks.packing.placement import pack_split
-from tasks.sources.model import Source
-from tasks.storage.manifest import load_manifest
-from tasks.storage.shards import open_index
-from tasks.storage.token_files import TokenColumns
-from tasks.verification.verify import verify
+from packcorpus.tasks.packing.placement import pack_split
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.shards import open_index
+from packcorpus.tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.verification.verify import verify
 
 
 def packed(lengths: np.ndarray, length: int = 64) -> tuple[np.ndarray, np.ndarray]:
@@ -120,14 +120,14 @@ def texts(tmp_path: Path) -> TokenColumns:
 
 
 def test_near_duplicates_have_a_label_in_common(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.packing.neighbors.FEW", 2)  # a beginning that three share is not a copy
+    monkeypatch.setattr("packcorpus.tasks.packing.neighbors.FEW", 2)  # a beginning that three share is not a copy
     labels = labels_of(texts)
     alike = [(a, b) for a in range(12) for b in range(a) if (labels[a] == labels[b]).any()]
     assert alike == [(7, 0)]
 
 
 def test_the_direction_is_that_of_the_words(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.packing.neighbors.COMMON", 10)
+    monkeypatch.setattr("packcorpus.tasks.packing.neighbors.COMMON", 10)
     found = directions_of(texts).astype(int)
     even, odd = found[[0, 2, 4, 6, 8, 10]], found[[1, 3, 5, 9, 11]]
     within = min((even @ even.T).min(), (odd @ odd.T).min())

@@ -17,10 +17,10 @@ from support.small_corpus import WORDS, make_recipe, pack_corpus
 from support.templates.modern_templates import STRIPS
 from support.tokenizer_kinds import kind_path
 
-from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 Record = dict[str, Any]
 

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.packing import bin_packing, column_generation
-from tasks.packing.column_generation import lower_bound, rows_of
+from packcorpus.tasks.packing import bin_packing, column_generation
+from packcorpus.tasks.packing.column_generation import lower_bound, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPORA = ROOT.parent / "shared" / "corpora"

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import EOS, Tokens, token_file, tokens_of
 
-from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.packing.ledger import Losses, count_losses
-from tasks.packing.pieces import Accepted, Columns, cut_overlong
-from tasks.sources.model import Source
-from tasks.storage.schemas import REJECTED
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.packing.ledger import Losses, count_losses
+from packcorpus.tasks.packing.pieces import Accepted, Columns, cut_overlong
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.schemas import REJECTED
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 
 class Result(NamedTuple):

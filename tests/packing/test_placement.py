@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import Config
-from tasks.packing.neighbors import EarlierRows
-from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
-from tasks.sources.model import Source
-from tasks.storage.layout import SPLITS
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.packing.neighbors import EarlierRows
+from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.layout import SPLITS
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start
 

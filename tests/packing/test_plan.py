@@ -26,17 +26,17 @@ from support.damage.kinds import flip
 from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, ids_of, make_shards_small, token_file, tokens_of, write_receipt
 
-from tasks.config import Config
-from tasks.core.errors import DataError, StorageError
-from tasks.corpus.shards import write_shard
-from tasks.packing import pieces as pieces_module
-from tasks.packing.plan import make_plan
-from tasks.recipe import Recipe
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.storage.files import read_receipt
-from tasks.storage.layout import Layout, RowLayout
-from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
-from tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.corpus.shards import write_shard
+from packcorpus.tasks.packing import pieces as pieces_module
+from packcorpus.tasks.packing.plan import make_plan
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.storage.files import read_receipt
+from packcorpus.tasks.storage.layout import Layout, RowLayout
+from packcorpus.tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
+from packcorpus.tasks.storage.token_files import TokenFiles
 
 SPECIAL = EOS, PAD
 
@@ -536,7 +536,7 @@ def test_more_conversations_than_one_plan_can_have_are_refused(monkeypatch: pyte
 
 
 def test_pieces_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.core.numbers.MOST", 40)
+    monkeypatch.setattr("packcorpus.tasks.core.numbers.MOST", 40)
     lines: list[Tokens] = [([~5, *range(6, 30)], False)] * 10
     with (
         recipe_of([[PartInput(dict(enumerate(lines)), {}, 10)]], overlong="split", sequence_length=8) as recipe,

@@ -15,15 +15,15 @@ from support.packed_rows import sign
 from support.small_corpus import conversations, make_recipe, make_shards_small, once, pack_corpus
 from support.training.waiting import idle_of_steps
 
-from tasks.core.errors import DataError
-from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import to_json
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
-from tasks.storage.shards import ROWS, RowStatistics, read_statistics, statistics_of_split
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+from packcorpus.tasks.storage.shards import ROWS, RowStatistics, read_statistics, statistics_of_split
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 RECORDS = conversations(240, longest=30)
 SETTINGS: dict[str, Any] = {"sequence_length": 64, "validation": 0.3, "epochs": 2, "overlong": "split"}

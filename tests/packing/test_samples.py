@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import EOS, Tokens, token_file, tokens_of, write_receipt
 
-from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.packing.plan import make_plan
-from tasks.recipe import Recipe
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.storage.layout import Layout
-from tasks.storage.schemas import INDEX_SCHEMA, index_schema
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.packing.plan import make_plan
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.schemas import INDEX_SCHEMA, index_schema
 
 
 class Said(NamedTuple):

@@ -23,21 +23,21 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.config import Config
-from tasks.core.errors import DataError, UsageError
-from tasks.exports.export import EXPORTS, export_corpus, notes_of
-from tasks.inspection.rows import row_of_split
-from tasks.inspection.search import find_conversations
-from tasks.packing import bin_packing, several_lengths
-from tasks.packing.column_generation import Rows, rows_of, tokens_of
-from tasks.packing.placement import Placed, pack_split, place
-from tasks.sources.model import Source
-from tasks.storage.files import to_json
-from tasks.storage.layout import RowLayout, kind_of
-from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
-from tasks.storage.shards import RowStatistics, read_statistics
-from tasks.verification.rebuild import rebuild
-from tasks.verification.verify import verify
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.exports.export import EXPORTS, export_corpus, notes_of
+from packcorpus.tasks.inspection.rows import row_of_split
+from packcorpus.tasks.inspection.search import find_conversations
+from packcorpus.tasks.packing import bin_packing, several_lengths
+from packcorpus.tasks.packing.column_generation import Rows, rows_of, tokens_of
+from packcorpus.tasks.packing.placement import Placed, pack_split, place
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.layout import RowLayout, kind_of
+from packcorpus.tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
+from packcorpus.tasks.storage.shards import RowStatistics, read_statistics
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.verify import verify
 
 SEVERAL = st.lists(st.integers(8, 40), min_size=2, max_size=4, unique=True).map(sorted)
 

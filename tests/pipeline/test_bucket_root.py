@@ -18,18 +18,18 @@ from support.commands import packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
-from pipeline.engines import start_method
-from pipeline.graph import PackCorpus
-from tasks.core.errors import Busy, PackError, StorageError
-from tasks.core.messages import as_text
-from tasks.recipe import Recipe, resolve
-from tasks.sources.parts import WHOLE, Share
-from tasks.storage.files import atomic_file, locked
-from tasks.stores import mirror
-from tasks.stores.bucket import Bucket, open_bucket, open_store
-from tasks.stores.mirror import mirror_of
-from tasks.stores.urls import local_path_of, root_of, url_of
-from tasks.work import KINDS, Plan, Publish, TokenizePart, refresh, run_stage
+from packcorpus.pipeline.engines import start_method
+from packcorpus.pipeline.graph import PackCorpus
+from packcorpus.tasks.core.errors import Busy, PackError, StorageError
+from packcorpus.tasks.core.messages import as_text
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.parts import WHOLE, Share
+from packcorpus.tasks.storage.files import atomic_file, locked
+from packcorpus.tasks.stores import mirror
+from packcorpus.tasks.stores.bucket import Bucket, open_bucket, open_store
+from packcorpus.tasks.stores.mirror import mirror_of
+from packcorpus.tasks.stores.urls import local_path_of, root_of, url_of
+from packcorpus.tasks.work import KINDS, Plan, Publish, TokenizePart, refresh, run_stage
 
 needs_remote()
 

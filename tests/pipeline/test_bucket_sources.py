@@ -21,20 +21,20 @@ from support.bucket_roots import WAYS, Tree, own_scratch, tree_of
 from support.servers.remote import SECRET, FaultyS3, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
-from tasks.config import load_config
-from tasks.core.errors import PackError
-from tasks.core.messages import as_text
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.sources import config_overview
-from tasks.recipe import Recipe, resolve
-from tasks.sources import blocks, digests, locate
-from tasks.sources.parts import PartReader, Share
-from tasks.storage.files import HashingWriter, read_receipt, write_receipt
-from tasks.storage.layout import Layout
-from tasks.stores import mirror
-from tasks.stores.bucket import Bucket, open_bucket, open_store
-from tasks.stores.urls import root_of
-from tasks.work import TokenizePart, run_stage
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.core.messages import as_text
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.sources import config_overview
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources import blocks, digests, locate
+from packcorpus.tasks.sources.parts import PartReader, Share
+from packcorpus.tasks.storage.files import HashingWriter, read_receipt, write_receipt
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.stores import mirror
+from packcorpus.tasks.stores.bucket import Bucket, open_bucket, open_store
+from packcorpus.tasks.stores.urls import root_of
+from packcorpus.tasks.work import TokenizePart, run_stage
 
 needs_remote()
 

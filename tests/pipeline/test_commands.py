@@ -70,7 +70,7 @@ def test_errors_and_environment_are_those_of_a_process(tmp_path: Path) -> None:
 STARTED = """
 import multiprocessing, sys
 multiprocessing.set_start_method("METHOD")
-from pipeline import engines
+from packcorpus.pipeline import engines
 engines.start_method = multiprocessing.get_context
 from luigi.cmdline import luigi_run
 luigi_run(sys.argv[1:])

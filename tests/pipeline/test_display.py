@@ -29,11 +29,11 @@ from support.tokenizer_kinds import kind_path
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
-from pipeline import display
-from pipeline.progress import Count, Stage, State, run
-from tasks.corpus.summary import notes
-from tasks.storage.manifest import load_manifest
-from tasks.work import Outcome, WriteShard
+from packcorpus.pipeline import display
+from packcorpus.pipeline.progress import Count, Stage, State, run
+from packcorpus.tasks.corpus.summary import notes
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.work import Outcome, WriteShard
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nadvanced: {vocab_size: 400, part_size: 20000}\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"

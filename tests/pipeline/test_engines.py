@@ -24,13 +24,13 @@ from support.commands import corpus_bytes, packcorpus
 from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus, write_project
 from support.steps import Failing, Marked, pack_on, steps_of
 
-from pipeline import graph, progress
-from pipeline.engines import Engine, Here, Workers, lost, open_engine, start_method, workers_of
-from tasks.core.errors import DataError, StorageError, UsageError
-from tasks.recipe import Recipe, resolve
-from tasks.storage.files import HashingWriter
-from tasks.verification.verify import verify
-from tasks.work import Outcome, TokenizePart, Work, attempt
+from packcorpus.pipeline import graph, progress
+from packcorpus.pipeline.engines import Engine, Here, Workers, lost, open_engine, start_method, workers_of
+from packcorpus.tasks.core.errors import DataError, StorageError, UsageError
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.storage.files import HashingWriter
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.tasks.work import Outcome, TokenizePart, Work, attempt
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"part_size": 2048},
@@ -210,7 +210,7 @@ def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, m
 
     monkeypatch.setattr("builtins.open", lambda path, *rest, **more: opened(without(path), *rest, **more))
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(without(path)))
-    monkeypatch.setattr("tasks.core.process.STATM", tmp_path / "statm")
+    monkeypatch.setattr("packcorpus.tasks.core.process.STATM", tmp_path / "statm")
     monkeypatch.setattr(sys, "platform", "darwin")
     for module, name in ((os, "posix_fadvise"), (os, "preadv"), (os, "sched_getaffinity"), (mmap, "MADV_DONTNEED")):
         monkeypatch.delattr(module, name)

@@ -23,12 +23,12 @@ from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import Canceled, DiskFull, Dying, Failing, Meeting, Slow, pack_on
 
-from pipeline import engines
-from pipeline.engines import OnRay, leave
-from tasks.core.errors import Busy, DataError, InputMissing, StorageError
-from tasks.recipe import resolve
-from tasks.stores.bucket import open_store
-from tasks.stores.urls import SCRATCH, root_of
+from packcorpus.pipeline import engines
+from packcorpus.pipeline.engines import OnRay, leave
+from packcorpus.tasks.core.errors import Busy, DataError, InputMissing, StorageError
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.stores.bucket import open_store
+from packcorpus.tasks.stores.urls import SCRATCH, root_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
 

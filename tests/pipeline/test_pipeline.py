@@ -19,10 +19,10 @@ from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, ne
 from support.damage.kinds import flip
 from support.tokenizer_kinds import kind_path
 
-from pipeline import graph
-from tasks.storage.corpus_folder import last_manifest
-from tasks.storage.files import read_receipt, write_receipt
-from tasks.verification.verify import verify
+from packcorpus.pipeline import graph
+from packcorpus.tasks.storage.corpus_folder import last_manifest
+from packcorpus.tasks.storage.files import read_receipt, write_receipt
+from packcorpus.tasks.verification.verify import verify
 
 CONFIG = """
 name: chats

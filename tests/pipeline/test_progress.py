@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from pipeline import display
-from pipeline.patches import reporting
-from pipeline.progress import Count, Run, run, seconds_left, state
-from tasks.core.errors import DataError
-from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
-from tasks.work import Outcome
+from packcorpus.pipeline import display
+from packcorpus.pipeline.patches import reporting
+from packcorpus.pipeline.progress import Count, Run, run, seconds_left, state
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from packcorpus.tasks.work import Outcome
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import luigi
 import pytest
 from support.small_corpus import conversations, write_project
 
-from pipeline import graph
-from pipeline.graph import PackCorpus, TrainAdapter
-from tasks import work as work_module
-from tasks.recipe import resolve
-from tasks.storage.manifest import load_manifest
-from tasks.stores import mirror
+from packcorpus.pipeline import graph
+from packcorpus.pipeline.graph import PackCorpus, TrainAdapter
+from packcorpus.tasks import work as work_module
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.stores import mirror
 
 
 def in_a_fork(work: Callable[[], None]) -> None:

@@ -20,13 +20,13 @@ from luigi.scheduler import RUNNING
 from support.commands import BIN, ROOT, write_chats
 from support.small_corpus import write_project
 
-from pipeline import graph
-from pipeline import signals as signals_module
-from pipeline.patches import _LocalScheduler
-from pipeline.signals import signals
-from tasks.core import startup
-from tasks.core.errors import Interrupted
-from tasks.core.messages import format_error
+from packcorpus.pipeline import graph
+from packcorpus.pipeline import signals as signals_module
+from packcorpus.pipeline.patches import _LocalScheduler
+from packcorpus.pipeline.signals import signals
+from packcorpus.tasks.core import startup
+from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.tasks.core.messages import format_error
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]
@@ -240,8 +240,8 @@ def test_a_signal_to_the_parent_alone_stops_the_run(tmp_path: Path, number: sign
 
 LATE = """
 import os, signal, sys, threading
-import pipeline
-from pipeline.signals import signals
+from packcorpus import pipeline
+from packcorpus.pipeline.signals import signals
 
 signals.begin()
 signals.end(ignore=True)
@@ -283,7 +283,7 @@ def find(name, *_):
 sys.meta_path.insert(0, type("Finder", (), {"find_spec": staticmethod(find)}))
 """
 STOPPED = """
-import tasks.cli.app
+import packcorpus.tasks.cli.app
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
 tasks.cli.app.find_manifest = stop
@@ -295,7 +295,7 @@ LOADING = startup.INTERRUPTED.decode()
 @pytest.mark.parametrize(
     ("command", "library", "words", "expected"),
     [
-        ("packcorpus", "typer", "import tasks.cli.app", LOADING),
+        ("packcorpus", "typer", "import packcorpus.tasks.cli.app", LOADING),
         ("luigi", "numpy", "import pipeline", LOADING),
         ("packcorpus", "", STOPPED, "E713 interrupted; only the changes reported above were made\n"),
         ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", LOADING),

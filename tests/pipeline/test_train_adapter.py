@@ -183,7 +183,15 @@ def test_a_diagnosis_that_exists_is_a_no_op(folder: Path) -> None:
     (manifest,) = (folder / "manifests").glob("*.json")
     given = [str(BIN / "luigi"), "--module", "pipeline", "DiagnoseTraining", "--config", "corpus.yaml"]
     where = command(
-        folder, sys.executable, "-m", "train", "diagnose", "--manifest", str(manifest), *OPTIONS.split(), "--where"
+        folder,
+        sys.executable,
+        "-m",
+        "packcorpus.train",
+        "diagnose",
+        "--manifest",
+        str(manifest),
+        *OPTIONS.split(),
+        "--where",
     )
     path = folder / where.stdout.splitlines()[-1]
     assert path.parent.parent == folder / "data" / "diagnoses"

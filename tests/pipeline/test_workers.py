@@ -13,8 +13,8 @@ import pytest
 from support.commands import ROOT
 from support.steps import Deaf, Dying, Marked, Slow
 
-from pipeline.engines import Workers
-from tasks.core.errors import Busy
+from packcorpus.pipeline.engines import Workers
+from packcorpus.tasks.core.errors import Busy
 
 
 def is_alive(process: int) -> bool:
@@ -81,7 +81,7 @@ def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
     """Each worker finishes its step, and starts no other step."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from support.steps import Slow; from pipeline.engines import Workers\n"
+        "from support.steps import Slow; from packcorpus.pipeline.engines import Workers\n"
         "folder = Path(sys.argv[1])\n"
         "with Workers(2) as engine: list(engine.map([Slow(folder, number, 1.0) for number in range(9)]))"
     )

@@ -19,11 +19,11 @@ from support.commands import BIN, ROOT, command
 from support.templates.jinja_sources import TOOLS
 from support.tokenizer_kinds import kind_path
 
-from tasks.config import Config, load_config
-from tasks.conversations.formats import FORMAT_NAMES, detect, read_record
-from tasks.dry_run.dry_run import predict
-from tasks.sources.model import Source
-from tasks.storage.manifest import Manifest
+from packcorpus.tasks.config import Config, load_config
+from packcorpus.tasks.conversations.formats import FORMAT_NAMES, detect, read_record
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.manifest import Manifest
 
 sys.path.insert(0, str(ROOT / "docs"))
 import capture

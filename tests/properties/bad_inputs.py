@@ -33,9 +33,9 @@ from support.commands import BIN, ROOT, command
 from support.damage.kinds import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.corpus.summary import NOTICED, content_tokens, unused_keys
-from tasks.storage.files import to_json
-from tasks.storage.manifest import manifest_digest
+from packcorpus.tasks.corpus.summary import NOTICED, content_tokens, unused_keys
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import manifest_digest
 
 PACK = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml"]
 # For bad records, few of which end a run: workers take as long to start as the rest of such a run.

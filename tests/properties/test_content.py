@@ -33,12 +33,12 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import full_text
-from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Template, TrainOn, trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.built_in import BUILT_IN, BuiltIn
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import Template, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 

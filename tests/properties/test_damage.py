@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "bench" / "reliability"))
 import damage
 from damage import Tally
 
-from tasks.storage.manifest import load_manifest
-from tasks.verification.verify import verify
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.verify import verify
 
 SEED = 1
 

@@ -50,8 +50,8 @@ from support.profiles import examples
 from support.templates.agent_templates import AGENTS, LOSING
 from support.tokenizer_kinds import CLASSES, KINDS, kind_path
 
-from tasks.conversations.formats import FORMAT_NAMES
-from tasks.templates.built_in import BUILT_IN
+from packcorpus.tasks.conversations.formats import FORMAT_NAMES
+from packcorpus.tasks.templates.built_in import BUILT_IN
 
 TESTS = Path(__file__).parents[1]
 REAL, UNUSUAL = 60, 80

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT, luigi, write_chats
 
-from tasks.verification.verify import verify
+from packcorpus.tasks.verification.verify import verify
 
 _spec = importlib.util.spec_from_file_location("faults", ROOT / "bench" / "reliability" / "faults.py")
 assert _spec is not None

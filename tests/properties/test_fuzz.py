@@ -23,15 +23,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import Config, load_config
-from tasks.conversations.formats import FORMAT_NAMES, read_record
-from tasks.conversations.model import content_digest, whole_text
-from tasks.core.errors import PackError, Reject
-from tasks.sources.model import Source
-from tasks.sources.parts import PartReader, find_parts
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import to_json
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+from packcorpus.tasks.config import Config, load_config
+from packcorpus.tasks.conversations.formats import FORMAT_NAMES, read_record
+from packcorpus.tasks.conversations.model import content_digest, whole_text
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
 MANY = settings(max_examples=examples(250), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 

@@ -19,13 +19,13 @@ from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks import recipe as recipe_module
-from tasks.config import KEYS, Config
-from tasks.core.errors import PackError
-from tasks.recipe import Recipe, resolve
-from tasks.sources.model import Source
-from tasks.storage.keys import KEYED_BY_CONTENT
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.config import KEYS, Config
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.storage.keys import KEYED_BY_CONTENT
+from packcorpus.tasks.storage.manifest import load_manifest
 
 RECORDS = conversations(60, longest=6)
 BASE: dict[str, Any] = {

@@ -15,15 +15,15 @@ from support.packed_rows import folder_of, pack_small, shards_of
 from support.row_shapes import Shaped, check_corpus, read_corpus
 from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
-from tasks.core.errors import DataError, UsageError
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.diff import compare
-from tasks.inspection.rows import row_of_split, shard_figures
-from tasks.inspection.search import find_conversations
-from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.diff import compare
+from packcorpus.tasks.inspection.rows import row_of_split, shard_figures
+from packcorpus.tasks.inspection.search import find_conversations
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 SHAPES: list[dict[str, Any]] = [{"align": 16}, {"padding": "none"}, {"align": 16, "padding": "none"}]
 

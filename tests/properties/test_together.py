@@ -28,12 +28,12 @@ from support.profiles import examples
 from support.row_shapes import IGNORED, Shaped, check_corpus, read_corpus
 from support.small_corpus import conversations, make_shards_small, pack_corpus, write_project
 
-from tasks.config import load_config
-from tasks.core.errors import DataError, UsageError
-from tasks.recipe import resolve
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 Given = dict[str, Any]
 

@@ -27,10 +27,10 @@ import yaml
 from support.commands import BIN, started
 from support.tokenizer_kinds import kind_path
 
-from tasks.config import load_config
-from tasks.core.errors import PackError, UsageError
-from tasks.recipe import resolve
-from tasks.templates.jinja import renderer
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import PackError, UsageError
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.templates.jinja import renderer
 
 # A command takes one more second of CPU time to load the libraries, which the server has loaded.
 SECONDS, MEMORY = 9.0, 1 << 30
@@ -227,7 +227,7 @@ def write(path: Path, text: str) -> Path:
 WITH_SHORT_LIMIT = """
 import sys
 from luigi.cmdline import luigi_run
-from tasks.templates.jinja import renderer
+from packcorpus.tasks.templates.jinja import renderer
 renderer.SECONDS = 0.5
 sys.exit(luigi_run(sys.argv[1:]))
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.readers.strict_json import contains
+from packcorpus.tasks.readers.strict_json import contains
 
 few = st.lists(st.sampled_from([b"u", b"0", b"2", b"\xe2", b"\x96"]), max_size=12).map(b"".join)
 

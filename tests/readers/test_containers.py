@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.containers import WRITERS
 
-from tasks.core.errors import DataError
-from tasks.inspection.sources import record_of
-from tasks.readers.container import BLOCK, Container, RecordReader
-from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.parts import PartReader, find_parts, place_of
-from tasks.sources.sample_files import sample_files
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.inspection.sources import record_of
+from packcorpus.tasks.readers.container import BLOCK, Container, RecordReader
+from packcorpus.tasks.readers.containers import CONTAINERS, container_by_extension, container_named
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.sources.parts import PartReader, find_parts, place_of
+from packcorpus.tasks.sources.sample_files import sample_files
 
 RECORDS = [{"prompt": f'{number}: "a",\t[b]', "completion": "x, y\n" * (number % 40)} for number in range(900)]
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.profiles import examples
 
-from tasks.core.errors import DataError, Reject, UsageError
-from tasks.readers.csv_file import DELIMITERS, Csv, as_utf8, check_delimiter, check_encoding, find_encoding
-from tasks.sources.model import Source, SourceFile
-from tasks.sources.parts import PartReader, find_parts
-from tasks.sources.sample_files import sample_files
+from packcorpus.tasks.core.errors import DataError, Reject, UsageError
+from packcorpus.tasks.readers.csv_file import DELIMITERS, Csv, as_utf8, check_delimiter, check_encoding, find_encoding
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.sources.sample_files import sample_files
 
 GERMAN = [("Größe?", "Die Straße ist 3 m breit; außerdem: „schön“."), ("Wie heißt du?", "Käthe, sagte sie.\nJa.")]
 HEADER = ("prompt", "completion")

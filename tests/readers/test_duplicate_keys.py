@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from support.json_texts import STYLES, Pairs, Raw, objects, written
 from support.profiles import examples
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, PlainRecord
-from tasks.core.errors import Reject
-from tasks.readers.strict_json import decode_block
-from tasks.sources.model import Source
-from tasks.sources.parts import PartReader, find_parts
-from tasks.tokenization.prepare import PlainRecords, as_dict
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation, PlainRecord
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.readers.strict_json import decode_block
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.tokenization.prepare import PlainRecords, as_dict
 
 PART_SIZES = (1, 100, 1 << 20)
 NAMES = ("a.jsonl", "a.json", "a.jsonl.gz")

@@ -17,11 +17,11 @@ import pytest
 import zstandard
 from support.containers import WRITERS, as_arrow, as_lines, as_parquet
 
-from tasks.core.errors import DataError, Reject
-from tasks.readers.containers import container_named
-from tasks.sources.model import Source
-from tasks.sources.parts import PartReader, find_parts
-from tasks.sources.source_files import find_files
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.sources.source_files import find_files
 
 RECORDS = [{"prompt": f"q{number}", "completion": f"a{number}"} for number in range(6)]
 OTHERS = [{"prompt": f"other {number}", "completion": "x"} for number in range(6)]

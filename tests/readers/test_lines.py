@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.readers.lines import split_at_lines
+from packcorpus.tasks.readers.lines import split_at_lines
 
 
 def expected(data: bytes, part_size: int) -> list[tuple[int, int, str]]:

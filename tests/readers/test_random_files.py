@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from support.containers import as_arrow, as_csv, as_lines
 from support.profiles import examples
 
-from tasks.core.errors import PackError, Reject
-from tasks.sources.model import Source
-from tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import PartReader, find_parts
 
 Record = dict[str, str]
 REJECT = "a reject"

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Message, ToolCall
-from tasks.core.errors import DataError, Reject
-from tasks.readers.tables import Converter, Date, Decimal, Time, rows_of
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Message, ToolCall
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.readers.tables import Converter, Date, Decimal, Time, rows_of
+from packcorpus.tasks.storage.manifest import load_manifest
 
 
 def values(array: Any) -> list[Any]:

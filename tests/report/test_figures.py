@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.report import figures
-from tasks.report.figures import Histogram
-from tasks.storage.schemas import index_schema
+from packcorpus.tasks.report import figures
+from packcorpus.tasks.report.figures import Histogram
+from packcorpus.tasks.storage.schemas import index_schema
 
 Entry = dict[str, Any]
 LENGTH = {

@@ -31,14 +31,14 @@ from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, PackError, StorageError
-from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.report import plots, report, rows
-from tasks.report.figures import Histogram, read_figures
-from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
-from tasks.report.rows import Sample, choose, samples
-from tasks.storage.manifest import load_manifest
-from tasks.storage.schemas import IGNORED
+from packcorpus.tasks.core.errors import DataError, PackError, StorageError
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.tasks.report import plots, report, rows
+from packcorpus.tasks.report.figures import Histogram, read_figures
+from packcorpus.tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
+from packcorpus.tasks.report.rows import Sample, choose, samples
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.schemas import IGNORED
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}[red]\x1b[31m⟦⟧$\\frac{1}{2}$"
 SOURCE = "a<b>&$x$ 日.jsonl"
@@ -281,8 +281,8 @@ def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Pa
 
 def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
     """Decode the trained text run by run."""
-    from tasks.core.printable import printable_lines
-    from tasks.inspection.rows import runs_of
+    from packcorpus.tasks.core.printable import printable_lines
+    from packcorpus.tasks.inspection.rows import runs_of
 
     filled = int(row["attention_mask"].sum())
     starts = np.flatnonzero(row["position_ids"][:filled] == 0).tolist()
@@ -477,7 +477,7 @@ def test_the_page_explains_the_shape_of_rows(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_config_on_the_page_gives_the_same_key(pages: dict[str, Page], made: dict[str, Path]) -> None:
-    from tasks.recipe import resolve
+    from packcorpus.tasks.recipe import resolve
 
     for kind, path in made.items():
         folder = path.parent.parent

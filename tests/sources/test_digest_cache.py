@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.core.errors import DataError
-from tasks.sources import digests, parts
-from tasks.sources.digests import DigestCache
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.sources import digests, parts
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.sources.parts import PartReader, find_parts
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.core.errors import DataError
-from tasks.sources.blocks import BlockDigests, HashedBlocks, open_checked
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.sources.blocks import BlockDigests, HashedBlocks, open_checked
 
 MANY = settings(max_examples=examples(200), deadline=None)
 CHUNK = 4  # in blocks

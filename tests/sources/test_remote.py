@@ -39,23 +39,23 @@ from support.servers.remote import (
 )
 from support.small_corpus import conversations, pack_corpus, write_project
 
-from tasks.config import load_config
-from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.core.messages import as_text
-from tasks.recipe import Recipe, resolve
-from tasks.sources.locate import _Listing, find_paths
-from tasks.sources.model import Source
-from tasks.sources.source_files import find_files
-from tasks.storage.layout import Layout
-from tasks.storage.manifest import load_manifest
-from tasks.stores.bucket import Bucket, open_store
-from tasks.stores.store import Facts, Reading
-from tasks.stores.urls import split_dataset
-from tasks.verification.rebuild import rebuild
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, StorageError
+from packcorpus.tasks.core.messages import as_text
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.locate import _Listing, find_paths
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.stores.bucket import Bucket, open_store
+from packcorpus.tasks.stores.store import Facts, Reading
+from packcorpus.tasks.stores.urls import split_dataset
+from packcorpus.tasks.verification.rebuild import rebuild
 
 needs_remote()
 
-from tasks.stores import hub as hub_store  # noqa: E402
+from packcorpus.tasks.stores import hub as hub_store  # noqa: E402
 
 CHATS = b"".join(orjson.dumps(record) + b"\n" for record in conversations(60))
 MORE = b"".join(orjson.dumps(record) + b"\n" for record in conversations(40, seed=1))
@@ -309,7 +309,7 @@ class Counting:
 def counted(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """Return the bucket that every search opens."""
     counting = Counting(bucket)
-    monkeypatch.setattr("tasks.sources.locate.open_store", lambda _: counting)
+    monkeypatch.setattr("packcorpus.tasks.sources.locate.open_store", lambda _: counting)
     return counting
 
 
@@ -379,7 +379,9 @@ def test_a_failure_keeps_what_has_arrived(counted: Counting, tmp_path: Path, mon
         return whole(key, *rest)
 
     monkeypatch.setattr(counted, "fetch", failing)
-    monkeypatch.setattr("tasks.stores.store.DOWNLOADS", 1)  # download in order, so that the failure comes last
+    monkeypatch.setattr(
+        "packcorpus.tasks.stores.store.DOWNLOADS", 1
+    )  # download in order, so that the failure comes last
     with pytest.raises(StorageError):
         find_paths(counted.url_of("*.jsonl"), tmp_path, tmp_path / "copies")
     monkeypatch.setattr(counted, "fetch", whole)
@@ -404,7 +406,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_fetched(
     counted: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted.store.put("a.jsonl", CHATS)
-    monkeypatch.setattr("tasks.stores.store.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr("packcorpus.tasks.stores.store.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(StorageError) as caught:
         find_paths(counted.url_of("a.jsonl"), tmp_path, tmp_path / "copies")
     assert caught.value.reason == "scratch_full"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.core.errors import PackError
-from tasks.sources import blocks
-from tasks.sources.blocks import AHEAD, HashedBlocks, fetch_all, open_blocks, open_holes
-from tasks.sources.parts import Share
-from tasks.stores.store import Facts
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.sources import blocks
+from packcorpus.tasks.sources.blocks import AHEAD, HashedBlocks, fetch_all, open_blocks, open_holes
+from packcorpus.tasks.sources.parts import Share
+from packcorpus.tasks.stores.store import Facts
 
 BLOCK = 16
 

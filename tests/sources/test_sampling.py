@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from support.containers import as_arrow, as_csv, as_lines, as_parquet
 from support.profiles import examples
 
-from tasks.core.errors import DataError, Reject
-from tasks.readers.containers import container_named
-from tasks.sources.model import Source, SourceFile
-from tasks.sources.sample_files import MOST_FILES, Sample, places, sample_files
-from tasks.sources.source_files import find_files
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.readers.containers import container_named
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.sources.sample_files import MOST_FILES, Sample, places, sample_files
+from packcorpus.tasks.sources.source_files import find_files
 
 LIMIT = 1 << 20
 

@@ -36,19 +36,19 @@ from hypothesis import strategies as st
 from support.containers import as_arrow, as_lines, as_parquet
 from support.profiles import examples
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation
-from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
-from tasks.readers import json_files, lines, strict_json
-from tasks.readers.container import RecordReader
-from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
-from tasks.readers.lines import BOMB_BYTES, CHUNK
-from tasks.readers.tables import Time
-from tasks.sources import digests
-from tasks.sources import parts as parts_module
-from tasks.sources.model import Part, Source, SourceFile, found_layouts
-from tasks.sources.parts import PartReader, find_parts, place_of
-from tasks.sources.source_files import find_files
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
+from packcorpus.tasks.readers import json_files, lines, strict_json
+from packcorpus.tasks.readers.container import RecordReader
+from packcorpus.tasks.readers.containers import CONTAINERS, container_by_extension, container_named
+from packcorpus.tasks.readers.lines import BOMB_BYTES, CHUNK
+from packcorpus.tasks.readers.tables import Time
+from packcorpus.tasks.sources import digests
+from packcorpus.tasks.sources import parts as parts_module
+from packcorpus.tasks.sources.model import Part, Source, SourceFile, found_layouts
+from packcorpus.tasks.sources.parts import PartReader, find_parts, place_of
+from packcorpus.tasks.sources.source_files import find_files
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 ALPACA = [
@@ -1005,8 +1005,8 @@ def test_a_link_to_itself_is_named_as_such(tmp_path: Path, path: str) -> None:
 def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = threading.Event()
     notes: list[str] = []
-    monkeypatch.setattr("tasks.core.messages.FIRST_AFTER", 0.01)
-    monkeypatch.setattr("tasks.core.messages._show", lambda note: (notes.append(note), shown.set()))
+    monkeypatch.setattr("packcorpus.tasks.core.messages.FIRST_AFTER", 0.01)
+    monkeypatch.setattr("packcorpus.tasks.core.messages._show", lambda note: (notes.append(note), shown.set()))
     scan = os.scandir
 
     def slow(folder: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.storage.schemas import strings, to_arrow, to_numpy
+from packcorpus.tasks.storage.schemas import strings, to_arrow, to_numpy
 
 TYPES = (np.int8, np.int32, np.int64, np.uint64, np.bool_)
 
@@ -49,7 +49,7 @@ def test_strings() -> None:
 
 
 def test_pandas_is_not_imported() -> None:
-    script = "import sys, numpy; from tasks.storage.schemas import strings, to_arrow, to_numpy; "
+    script = "import sys, numpy; from packcorpus.tasks.storage.schemas import strings, to_arrow, to_numpy; "
     script += "to_numpy(to_arrow(numpy.ones(3), numpy.zeros(3, bool)))"
     words = [sys.executable, "-c", f"{script}; strings(['a']); print('pandas' in sys.modules)"]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"

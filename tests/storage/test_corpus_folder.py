@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.storage.corpus_folder import LAST, last_manifest, remember_manifest
+from packcorpus.tasks.storage.corpus_folder import LAST, last_manifest, remember_manifest
 
 
 def test_the_last_manifest_is_remembered(tmp_path: Path) -> None:

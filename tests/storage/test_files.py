@@ -26,10 +26,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.core.errors import StorageError
-from tasks.sources.blocks import open_holes
-from tasks.storage import files
-from tasks.storage.files import (
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.sources.blocks import open_holes
+from packcorpus.tasks.storage import files
+from packcorpus.tasks.storage.files import (
     atomic_file,
     copy_file,
     give_usual_mode,
@@ -173,7 +173,7 @@ def test_files_left_by_a_killed_writer_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "file[1].bin"
     write_bytes(path, b"old")
     script = (
-        "import sys, time; from pathlib import Path; from tasks.storage.files import atomic_file\n"
+        "import sys, time; from pathlib import Path; from packcorpus.tasks.storage.files import atomic_file\n"
         "with atomic_file(Path(sys.argv[1])) as out:\n"
         "    out.write(b'half'); out.flush(); print('ready', flush=True); time.sleep(60)\n"
     )

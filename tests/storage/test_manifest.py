@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
-from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.corpus import publish
-from tasks.corpus.publish import build_manifest, commit
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts import Ledger
-from tasks.storage.files import sha256_of, to_json
-from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest, repair_hint
-from tasks.work import Publish
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError
+from packcorpus.tasks.corpus import publish
+from packcorpus.tasks.corpus.publish import build_manifest, commit
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.facts import Ledger
+from packcorpus.tasks.storage.files import sha256_of, to_json
+from packcorpus.tasks.storage.keys import VERSIONS
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, manifest_digest, repair_hint
+from packcorpus.tasks.work import Publish
 
 Corpus = tuple[Path, Path]  # the root of the project, and the published manifest
 

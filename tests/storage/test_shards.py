@@ -16,15 +16,15 @@ import pyarrow as pa
 import pytest
 from support.packed_rows import folder_of, pack_small, sign
 
-from tasks.core.errors import PackError
-from tasks.inspection.rows import read_row
-from tasks.report.figures import read_figures
-from tasks.report.rows import samples
-from tasks.storage.facts import Shard
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import open_index, open_shard, read_rows, shard_schema
-from tasks.verification.verify import verify
-from train.data.corpus import open_corpus
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.inspection.rows import read_row
+from packcorpus.tasks.report.figures import read_figures
+from packcorpus.tasks.report.rows import samples
+from packcorpus.tasks.storage.facts import Shard
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import open_index, open_shard, read_rows, shard_schema
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.train.data.corpus import open_corpus
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["packed", "format 2.0"])

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from support.small_corpus import token_file
 
-from tasks.storage import token_files
-from tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.storage import token_files
+from packcorpus.tasks.storage.token_files import TokenColumns
 
 ROWS = [[([~1, 2], True)], [([~1, 2, 3], True)] * 7, [([~4, ~5, 6], False), ([~1, 2], True)]]
 BASES = [0, 10, 30]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from support.servers.remote import SECRET, Answers, failing_store, needs_remote, served
 
-from tasks.core.errors import PackError
-from tasks.core.messages import as_text
-from tasks.stores.store import Facts
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.core.messages import as_text
+from packcorpus.tasks.stores.store import Facts
 
 needs_remote()
 
-from tasks.stores.bucket import explained, open_bucket  # noqa: E402
+from packcorpus.tasks.stores.bucket import explained, open_bucket  # noqa: E402
 
 NAMES = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_USE_EMULATOR", "AZURE_STORAGE_SAS_KEY",
          "GOOGLE_BASE_URL", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_APPLICATION_CREDENTIALS", "HTTP_PROXY")  # fmt: skip

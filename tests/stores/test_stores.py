@@ -22,16 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.core.messages import as_text
-from tasks.stores import store as receiving
-from tasks.stores.store import Facts
-from tasks.stores.urls import root_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.core.messages import as_text
+from packcorpus.tasks.stores import store as receiving
+from packcorpus.tasks.stores.store import Facts
+from packcorpus.tasks.stores.urls import root_of
 
 needs_remote()
 
-from tasks.stores import bucket  # noqa: E402
-from tasks.stores.bucket import Bucket, explained, open_bucket, open_store  # noqa: E402
+from packcorpus.tasks.stores import bucket  # noqa: E402
+from packcorpus.tasks.stores.bucket import Bucket, explained, open_bucket, open_store  # noqa: E402
 
 
 def in_memory() -> Bucket:
@@ -362,7 +362,7 @@ def test_a_full_disk_names_the_url_and_the_folder(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tasks.storage.files.HashingWriter.write", full)
+    monkeypatch.setattr("packcorpus.tasks.storage.files.HashingWriter.write", full)
     with pytest.raises(PackError) as caught:
         store.fetch("k", tmp_path / "t", facts)
     assert caught.value.reason == "scratch_full"
@@ -374,7 +374,7 @@ def test_another_error_of_the_disk_is_not_called_full(tmp_path: Path, monkeypatc
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("tasks.storage.files.HashingWriter.write", broken)
+    monkeypatch.setattr("packcorpus.tasks.storage.files.HashingWriter.write", broken)
     with pytest.raises(PackError) as caught:
         receiving.receive([b"x"], tmp_path / "t", Facts(1, ""), "s3://b/k", None)
     assert caught.value.reason == "cannot_write"
@@ -385,7 +385,7 @@ def test_a_fork_of_a_process_that_has_used_a_store_gets_an_error_and_does_not_ha
     script = """
 import os, signal, sys
 from obstore.store import MemoryStore
-from tasks.stores.bucket import Bucket
+from packcorpus.tasks.stores.bucket import Bucket
 store = Bucket("memory://", MemoryStore())
 store.put("k", b"x")
 if os.fork() == 0:

@@ -14,7 +14,7 @@ import pytest
 from support.commands import ROOT
 from support.servers.remote import environment, needs_remote
 
-from tasks.stores.store import interruptible, run_all
+from packcorpus.tasks.stores.store import interruptible, run_all
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
@@ -61,8 +61,8 @@ silent = socket.socket()
 silent.bind(("127.0.0.1", 0))
 silent.listen(9)
 os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
-from tasks.sources.locate import find_paths
-from tasks.stores.bucket import open_store
+from packcorpus.tasks.sources.locate import find_paths
+from packcorpus.tasks.stores.bucket import open_store
 signal.signal(signal.SIGINT, signal.default_int_handler)
 connections = []
 def interrupt():

@@ -14,14 +14,14 @@ import pytest
 from support.small_corpus import pack_corpus
 from support.steps import pack_on
 
-from pipeline.engines import Here, Workers
-from tasks import recipe as recipe_module
-from tasks.recipe import Recipe
-from tasks.sources.parts import WHOLE, Share
-from tasks.storage.layout import Layout
-from tasks.stores.bucket import open_store
-from tasks.stores.urls import SCRATCH, root_of, url_of
-from tasks.work import KINDS, Outcome, Work, attempt, refresh, run_stage
+from packcorpus.pipeline.engines import Here, Workers
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.sources.parts import WHOLE, Share
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.stores.bucket import open_store
+from packcorpus.tasks.stores.urls import SCRATCH, root_of, url_of
+from packcorpus.tasks.work import KINDS, Outcome, Work, attempt, refresh, run_stage
 
 Tree = dict[str, bytes]
 

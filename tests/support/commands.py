@@ -2,7 +2,7 @@
 
 packcorpus(folder, "verify") ─┐
 luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/servers/command_server.py, or a separate process
-started(folder, "-m", "train", …) ─▶ a fork of that server whose stderr can be read while it runs
+started(folder, "-m", "packcorpus.train", …) ─▶ a fork of that server whose stderr can be read while it runs
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def command(folder: Path, *words: str, **environment: str) -> Done:
     """
     changes_start = any(name.startswith(("PYTHON", "LUIGI", "LD_", "OMP_")) for name in environment)
     ours = words[0] in (str(BIN / "luigi"), str(BIN / "packcorpus"))
-    module = words[2].partition(".")[0] if words[:2] == (sys.executable, "-m") else ""
+    module = words[2].removeprefix("packcorpus.").partition(".")[0] if words[:2] == (sys.executable, "-m") else ""
     if changes_start or not (ours or module in ("luigi", "tasks", "torch", "train")):
         return process(folder, *words, **environment)
     if module in ("torch", "train"):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.cli.options import value_as_json
-from tasks.cli.questions import Question, answer, render
-from tasks.report import report
+from packcorpus.tasks.cli.options import value_as_json
+from packcorpus.tasks.cli.questions import Question, answer, render
+from packcorpus.tasks.report import report
 
 
 def rendered(value: Any, renderer: Callable[[Any, Console], None], width: int = 100, terminal: bool = False) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from support.small_corpus import conversations, write_project
 
-from tasks.recipe import Recipe, resolve
+from packcorpus.tasks.recipe import Recipe, resolve
 
 FEW, MANY = conversations(30, seed=1, longest=6), conversations(90, seed=2, longest=30)
 # The first five conversations of FEW, in another format and in reverse order.

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
-from tasks.corpus import shards
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import sha256_of, to_json
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.corpus import shards
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.files import sha256_of, to_json
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
 LENGTH = 64
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")

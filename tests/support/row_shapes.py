@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from support.packed_rows import folder_of
 
-from tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 
 IGNORED = -100
 COLUMNS = ("input_ids", "labels", "position_ids")

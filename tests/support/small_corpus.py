@@ -20,14 +20,14 @@ import yaml
 from hypothesis import strategies as st
 from support.tokenizer_kinds import kind_path
 
-from tasks import recipe as recipe_module
-from tasks.config import KEYS
-from tasks.recipe import Recipe, resolve
-from tasks.storage import files
-from tasks.storage.files import digest_of
-from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.tokenization.tokenize_part import NOTICED
-from tasks.work import Publish, run_all
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.config import KEYS
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.storage import files
+from packcorpus.tasks.storage.files import digest_of
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
+from packcorpus.tasks.tokenization.tokenize_part import NOTICED
+from packcorpus.tasks.work import Publish, run_all
 
 EOS, PAD = 2, 0
 

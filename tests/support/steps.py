@@ -12,11 +12,11 @@ from typing import Any
 
 from support.small_corpus import one_second
 
-from pipeline.engines import Engine
-from tasks.core.errors import DataError
-from tasks.recipe import Recipe
-from tasks.storage.files import atomic_file, has_artifact, write_receipt
-from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer, Work, WriteShard
+from packcorpus.pipeline.engines import Engine
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.files import atomic_file, has_artifact, write_receipt
+from packcorpus.tasks.work import Plan, Publish, TokenizePart, TrainTokenizer, Work, WriteShard
 
 
 def steps_of(recipe: Recipe) -> list[Work]:

@@ -29,15 +29,15 @@ import numpy as np
 from filelock import FileLock
 from hypothesis import strategies as st
 
-from tasks.config import Config
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import Part, Source
-from tasks.sources.source_files import identify_file
-from tasks.storage.token_files import TokenFiles
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.spans import TEXT, Span, Template
-from tasks.tokenization.tokenize_part import tokenize_part
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.sources.model import Part, Source
+from packcorpus.tasks.sources.source_files import identify_file
+from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.spans import TEXT, Span, Template
+from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
 SENTENCES = [
     "The train leaves at 9:40 and arrives at 11:05, so the ride takes 85 minutes.",

@@ -14,12 +14,12 @@ from reference.families import RULES, Messages, Sample, readable, samples
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.families.hermes import spaced, value_or_string
-from tasks.templates.spans import Turns, trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.built_in import BUILT_IN, BuiltIn
+from packcorpus.tasks.templates.families.hermes import spaced, value_or_string
+from packcorpus.tasks.templates.spans import Turns, trained_turns
 
 MANY = settings(max_examples=examples(100), deadline=None)
 

@@ -28,14 +28,14 @@ from support.tokenizer_kinds import (
     with_inner_spaces,
 )
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import Reject, UsageError
-from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.sections import ALL_SECTIONS, Sections
-from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
-from tasks.tokenization.samples import segments_of
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.core.errors import Reject, UsageError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
+from packcorpus.tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
+from packcorpus.tasks.tokenization.samples import segments_of
 
 FEW = settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

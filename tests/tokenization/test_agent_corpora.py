@@ -11,7 +11,7 @@ from support.small_corpus import make_recipe, pack_corpus
 from support.templates.agent_templates import AGENTS, LOSING
 from support.tokenizer_kinds import kind_path
 
-from tasks.core.errors import DataError
+from packcorpus.tasks.core.errors import DataError
 
 USER, SAID = {"role": "user", "content": "How many apples?"}, {"role": "assistant", "content": "52."}
 RESULT = {"role": "tool", "content": "52 apples in stock"}

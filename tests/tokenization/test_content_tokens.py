@@ -21,13 +21,13 @@ from support.templates.modern_templates import STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, everywhere, kind_path, open_kind, ordinary, reference, tokenize
 from typer.testing import CliRunner
 
-from tasks.cli.app import app
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.recipe import resolve
-from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.tokenization.checks import hard_tokens
-from tasks.tokenization.samples import merged
+from packcorpus.tasks.cli.app import app
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.tokenization.checks import hard_tokens
+from packcorpus.tasks.tokenization.samples import merged
 
 FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HF = ("hf_byte_level", "hf_metaspace", "hf_legacy")

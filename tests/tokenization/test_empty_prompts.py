@@ -9,9 +9,9 @@ import pytest
 from support.commands import BIN, command
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.config import load_config
-from tasks.dry_run.dry_run import predict
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.storage.manifest import load_manifest
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 

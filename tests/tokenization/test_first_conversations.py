@@ -16,13 +16,13 @@ from support.commands import BIN, command
 from support.small_corpus import make_recipe, pack_corpus, write_project
 from support.tokenizer_kinds import kind_path
 
-from tasks.config import load_config
-from tasks.core.errors import DataError
-from tasks.dry_run.config_draft import write_draft
-from tasks.dry_run.dry_run import predict
-from tasks.recipe import Recipe, resolve
-from tasks.storage.manifest import load_manifest
-from tasks.work import Plan, TokenizePart
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.dry_run.config_draft import write_draft
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.work import Plan, TokenizePart
 
 USER = {"role": "user", "content": "2+2?"}
 GOOD = {"messages": [USER, {"role": "assistant", "content": "4"}]}

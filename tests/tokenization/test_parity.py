@@ -21,17 +21,17 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
-from pipeline import display
-from pipeline.progress import run
-from tasks.core.errors import UsageError
-from tasks.encoders.encoder import Encoded, Encoder, Unencodable
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.texts import Texts
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.recipe import Recipe
-from tasks.storage.manifest import load_manifest
-from tasks.tokenization import checks
-from tasks.tokenization.checks import (
+from packcorpus.pipeline import display
+from packcorpus.pipeline.progress import run
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.tokenization import checks
+from packcorpus.tasks.tokenization.checks import (
     HARD,
     EngineChoice,
     choose_engines,
@@ -40,8 +40,8 @@ from tasks.tokenization.checks import (
     refused_engines,
     sample,
 )
-from tasks.tokenization.tokenize_part import tokenize_part
-from tasks.work import TokenizePart
+from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
+from packcorpus.tasks.work import TokenizePart
 
 JINJA = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 

@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
-from tasks.config import Config
-from tasks.conversations.answers import Unpaired
-from tasks.conversations.formats import FORMATS
-from tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
-from tasks.core.errors import Reject
-from tasks.sources.model import Part, Source, SourceFile
-from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TrainOn
-from tasks.tokenization.prepare import PlainRecords, Preparer, comparable
-from tasks.tokenization.samples import Prepared
-from tasks.tokenization.skeletons import Skeleton, Skeletons
-from tasks.tokenization.tokenize_part import tokenize_part
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.conversations.answers import Unpaired
+from packcorpus.tasks.conversations.formats import FORMATS
+from packcorpus.tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.sources.model import Part, Source, SourceFile
+from packcorpus.tasks.templates.built_in import BUILT_IN, BuiltIn
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import TrainOn
+from packcorpus.tasks.tokenization.prepare import PlainRecords, Preparer, comparable
+from packcorpus.tasks.tokenization.samples import Prepared
+from packcorpus.tasks.tokenization.skeletons import Skeleton, Skeletons
+from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
 FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -278,7 +278,7 @@ def test_an_encoder_that_adds_spaces_needs_the_contents(kind: str) -> None:
 
 
 def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.skeletons.MOST_SHAPES", 2)
+    monkeypatch.setattr("packcorpus.tasks.tokenization.skeletons.MOST_SHAPES", 2)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer = preparer_of(messages)
     [first] = preparer.prepare(turns("a", "b"))
@@ -330,7 +330,7 @@ def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.Mon
         [other] = preparers[1].prepare(turns("2+2?", "4"))
         assert other.layout is first.layout
     # If a part has no space for another shape, it starts again without the known shapes.
-    monkeypatch.setattr("tasks.tokenization.skeletons.MOST_SHAPES", 1)
+    monkeypatch.setattr("packcorpus.tasks.tokenization.skeletons.MOST_SHAPES", 1)
     preparer = Preparer(file_of(messages), template, template.encoder, "all")
     assert is_filled(preparer, turns("a"))
     assert not is_filled(preparer, turns("a", "b"))
@@ -342,7 +342,7 @@ def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: 
 
     There are plain, unusual, invalid, and refused records. The template must render all of them.
     """
-    monkeypatch.setattr("tasks.templates.jinja.template.AT_ONCE", at_once)
+    monkeypatch.setattr("packcorpus.tasks.templates.jinja.template.AT_ONCE", at_once)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     encoder = open_kind("hf_byte_level")
     refuses = "{{ raise_exception('no') if 'no' in messages[0].content }}" + CHATML_JINJA.replace(

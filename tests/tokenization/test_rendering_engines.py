@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
-from tasks.storage.files import digest_of
-from tasks.templates.jinja import engines
-from tasks.templates.jinja.engines import FastTemplate
-from tasks.tokenization import checks
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.storage.files import digest_of
+from packcorpus.tasks.templates.jinja import engines
+from packcorpus.tasks.templates.jinja.engines import FastTemplate
+from packcorpus.tasks.tokenization import checks
 
 # The cut cannot be traced, so all conversations are rendered.
 SOURCE = (

@@ -28,24 +28,24 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.tokenization.tokenize_part
-from tasks.config import Config
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, Message, content_digest, whole_text
-from tasks.core.errors import DataError, Reject, StorageError
-from tasks.encoders.encoder import Encoded, Encoder, Unencodable
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.texts import Texts
-from tasks.sources.model import Part, Source
-from tasks.sources.parts import find_parts
-from tasks.storage.files import read_receipt
-from tasks.storage.schemas import TOKENS_SCHEMA, tokens_schema
-from tasks.storage.token_files import TokenFiles
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
-from tasks.tokenization.samples import prepare_spans
-from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
+import packcorpus.tasks.tokenization.tokenize_part
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, content_digest, whole_text
+from packcorpus.tasks.core.errors import DataError, Reject, StorageError
+from packcorpus.tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from packcorpus.tasks.encoders.texts import Texts
+from packcorpus.tasks.sources.model import Part, Source
+from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.storage.files import read_receipt
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA, tokens_schema
+from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
+from packcorpus.tasks.tokenization.samples import prepare_spans
+from packcorpus.tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -269,7 +269,7 @@ def test_many_batches_give_the_same_rows_as_one(monkeypatch: pytest.MonkeyPatch,
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
-    monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_BYTES", 1)
+    monkeypatch.setattr(packcorpus.tasks.tokenization.tokenize_part, "BATCH_BYTES", 1)
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
     many = tokenize_part(part, encoder, template, config, tmp_path / "t", tmp_path / "r")
@@ -408,7 +408,7 @@ def test_the_receipt_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (tmp_path / "tokens.arrow").is_file()
         raise StorageError("cannot_write", f"{path}: cannot be written: No space left on device")
 
-    monkeypatch.setattr(tasks.tokenization.tokenize_part, "write_receipt", refuse)
+    monkeypatch.setattr(packcorpus.tasks.tokenization.tokenize_part, "write_receipt", refuse)
     with pytest.raises(StorageError, match="No space left"):
         run(tmp_path, part)
     assert not (tmp_path / "receipt.json").exists()
@@ -452,7 +452,7 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
         bad = [number for number, flag in enumerate(odd) if flag] + [len(odd)]
         given_records.append({"messages": 3})  # rejected before encoding
         with monkeypatch.context() as patch:
-            patch.setattr(tasks.tokenization.tokenize_part, "BATCH_BYTES", batch)
+            patch.setattr(packcorpus.tasks.tokenization.tokenize_part, "BATCH_BYTES", batch)
             good = [record for number, record in enumerate(given_records) if number not in bad]
             template = BuiltIn("chatml", encoder, "assistant", turns)
             expected, counted = tokenize(good, encoder, template) if good else ([], dict.fromkeys(COUNTS, 0))
@@ -504,7 +504,7 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
     encoder = open_kind("sp_bpe_chatml")
     end = Span("<|im_end|>", encoder.controls["<|im_end|>"], True, "assistant")
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
+    batch = packcorpus.tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     for number, texts in enumerate(samples):
         spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
         prepared = prepare_spans(conversation, Sample(spans), encoder)
@@ -524,7 +524,7 @@ def test_texts_are_rejected_in_two_stages() -> None:
     reference = open_kind("sp_bpe_chatml")
     encoder = GigatokenEncoder(reference)
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
+    batch = packcorpus.tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
     for number, text in enumerate(texts):
         batch.add(number, [prepare_spans(conversation, Sample([Span(text, TEXT, True, "assistant")]), encoder)])

@@ -22,13 +22,13 @@ from sentencepiece import SentencePieceProcessor
 from support.profiles import examples
 from support.small_corpus import conversations
 
-from tasks.core.errors import DataError
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import Part, Source
-from tasks.sources.parts import find_parts
-from tasks.templates.built_in import BUILT_IN, MARKERS
-from tasks.tokenization import train_tokenizer as trainer_module
-from tasks.tokenization.train_tokenizer import train_tokenizer
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.sources.model import Part, Source
+from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.templates.built_in import BUILT_IN, MARKERS
+from packcorpus.tasks.tokenization import train_tokenizer as trainer_module
+from packcorpus.tasks.tokenization.train_tokenizer import train_tokenizer
 
 RECORDS = [
     *conversations(60),
@@ -71,8 +71,8 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
     assert train(parts, tmp_path / "again.model") == model.read_bytes()
     script = (
         "import sys; from pathlib import Path\n"
-        "from tasks.sources.model import Source; from tasks.sources.parts import find_parts\n"
-        "from tasks.tokenization.train_tokenizer import train_tokenizer\n"
+        "from packcorpus.tasks.sources.model import Source; from packcorpus.tasks.sources.parts import find_parts\n"
+        "from packcorpus.tasks.tokenization.train_tokenizer import train_tokenizer\n"
         "folder = Path(sys.argv[1])\n"
         "[(_, parts)] = find_parts([Source(path='chat.jsonl', format='messages')], folder, 1 << 20)\n"
         "train_tokenizer(tuple(parts), 'chatml', 400, 1 << 20, folder / 'x.model')\n"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import ROOT
 
-from train.measures import RULES, advise
+from packcorpus.train.measures import RULES, advise
 
 FIGURES = {"data": 0.01, "gpu": 0.9, "optimizer": 0.02, "padding": 0.001, "memory_high": 0.8, "checkpointed": 0.8,
            "small_batch": 0.8, "steps": 500, "share_in_4_bits": 0.95, "wsl": 0, "workers": 0}  # fmt: skip

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.errors import InputMissing, UsageError
-from train.__main__ import parser
-from train.config import DEFAULT, EARLIER, LATER, WITHOUT_EFFECT, TrainingConfig, load_training_config
+from packcorpus.tasks.core.errors import InputMissing, UsageError
+from packcorpus.train.__main__ import parser
+from packcorpus.train.config import DEFAULT, EARLIER, LATER, WITHOUT_EFFECT, TrainingConfig, load_training_config
 
 
 def test_the_file_lists_every_setting_with_its_default() -> None:

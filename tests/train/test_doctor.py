@@ -14,11 +14,11 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tasks.core.errors import PartMissing
-from train import doctor
-from train.doctor import Finding
-from train.machine import devices
-from train.machine.devices import Gpu
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train import doctor
+from packcorpus.train.doctor import Finding
+from packcorpus.train.machine import devices
+from packcorpus.train.machine.devices import Gpu
 
 GPU = Gpu("NVIDIA H200", 150_754_820_096, (9, 0))
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, MixtralConfig
 
-from tasks.core.errors import UsageError
-from train import doctor, fits
-from train.config import TrainingConfig
-from train.memory import ACTIVATIONS, LOGITS, MASKS, WEIGHTS, Estimator, skeleton, static
-from train.model import qlora, token_loss
-from train.model.attention import run_pass
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.train import doctor, fits
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.memory import ACTIVATIONS, LOGITS, MASKS, WEIGHTS, Estimator, skeleton, static
+from packcorpus.train.model import qlora, token_loss
+from packcorpus.train.model.attention import run_pass
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,

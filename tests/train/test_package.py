@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT
 
-import train
+from packcorpus import train
 
 
 def test_import_loads_no_torch(tmp_path: Path) -> None:
@@ -18,8 +18,8 @@ def test_import_loads_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; import train;"
         "print({'transformers', 'numpy', 'pyarrow'} & sys.modules.keys());"
-        "from train import open_corpus; print({'transformers'} & sys.modules.keys())\n"
-        "try:\n    from train import PackedDataset\nexcept ImportError as error:\n    print(error.name)"
+        "from packcorpus.train import open_corpus; print({'transformers'} & sys.modules.keys())\n"
+        "try:\n    from packcorpus.train import PackedDataset\nexcept ImportError as error:\n    print(error.name)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-c", code]
@@ -31,6 +31,6 @@ def test_every_public_name_is_found() -> None:
     for name in train.__all__:
         assert getattr(train, name) is not None
     assert set(train.__all__) <= set(dir(train))
-    assert train.PackedDataset.__module__ == "train.data.dataset"
+    assert train.PackedDataset.__module__ == "packcorpus.train.data.dataset"
     with pytest.raises(AttributeError, match="'train' has no attribute 'packed_dataset'"):
         _ = train.packed_dataset

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import TrainingArguments, default_data_collator
 
-from train import measures
-from train.config import TrainingConfig
-from train.loop.trainer import Measured, arguments, one_gpu
-from train.measures import PHASES, Phases
+from packcorpus.train import measures
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.trainer import Measured, arguments, one_gpu
+from packcorpus.train.measures import PHASES, Phases
 
 
 @given(st.lists(st.sampled_from(("", *PHASES)), max_size=12))

@@ -10,9 +10,9 @@ import pytest
 from support.commands import ROOT, process
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import PackError
-from train.config import TrainingConfig
-from train.data.corpus import Corpus, open_corpus
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus, open_corpus
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_defaults_require_nothing(corpora: dict[bool, Corpus]) -> None:
 
 def test_the_check_is_made_before_torch_is_loaded(corpora: dict[bool, Corpus], tmp_path: Path) -> None:
     program = (
-        "import sys; from train.__main__ import main; "
+        "import sys; from packcorpus.train.__main__ import main; "
         f"code = main(['--manifest', {str(corpora[False].folder)!r}, '--eval-every', '5']); "
         "print(code, 'torch' in sys.modules)"
     )

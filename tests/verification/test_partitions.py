@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import StorageError
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification import check_index, partitions
-from tasks.verification.check_index import PIECE, conversations_of
-from tasks.verification.partitions import Partitions
+from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.verification import check_index, partitions
+from packcorpus.tasks.verification.check_index import PIECE, conversations_of
+from packcorpus.tasks.verification.partitions import Partitions
 
 ROW = np.dtype([("a", "i8"), ("b", "?")])
 

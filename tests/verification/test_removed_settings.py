@@ -11,14 +11,14 @@ import pytest
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.config import Config
-from tasks.core.errors import UsageError
-from tasks.storage.files import to_json
-from tasks.storage.keys import ONE_PLAN
-from tasks.storage.manifest import load_manifest, manifest_digest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.keys import ONE_PLAN
+from packcorpus.tasks.storage.manifest import load_manifest, manifest_digest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
 
 # What manifests of earlier versions record if a removed setting had an effect.
 RECORDED: list[dict[str, Any]] = [

@@ -24,19 +24,27 @@ from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks import recipe as recipe_module
-from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
-from tasks.recipe import resolve
-from tasks.storage import corpus_folder
-from tasks.storage.facts import FileFacts
-from tasks.storage.files import read_json, read_receipt, sha256_of, to_json, write_receipt
-from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import load_manifest, manifest_digest
-from tasks.verification import repair as repair_module
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import _publish, repair
-from tasks.verification.verify import verify
-from tasks.work import Publish
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.core.errors import (
+    Busy,
+    DataError,
+    InputMissing,
+    NotReproducible,
+    PackError,
+    StorageError,
+    UsageError,
+)
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.storage import corpus_folder
+from packcorpus.tasks.storage.facts import FileFacts
+from packcorpus.tasks.storage.files import read_json, read_receipt, sha256_of, to_json, write_receipt
+from packcorpus.tasks.storage.keys import VERSIONS
+from packcorpus.tasks.storage.manifest import load_manifest, manifest_digest
+from packcorpus.tasks.verification import repair as repair_module
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import _publish, repair
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.tasks.work import Publish
 
 BAD = {"messages": [{"role": "assistent", "content": "x"}]}
 
@@ -426,7 +434,7 @@ def test_a_full_disk_leaves_everything_unchanged(copy: Copy, monkeypatch: pytest
 def test_repair_is_refused_during_a_run_of_the_same_corpus(copy: Copy) -> None:
     flip(copy.listed[0])
     lock = copy.root / "data" / "plans" / f"{copy.path.stem}.lock"
-    code = "import sys; from pathlib import Path; from tasks.storage.files import acquire_lock\n"
+    code = "import sys; from pathlib import Path; from packcorpus.tasks.storage.files import acquire_lock\n"
     code += "print(acquire_lock(Path(sys.argv[1]))); input()"
     words = (sys.executable, "-u", "-c", code, str(lock))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:

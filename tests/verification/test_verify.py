@@ -23,16 +23,16 @@ from support.damage.kinds import DAMAGES, flip, swap, undo
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
-from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.corpus import shards
-from tasks.storage.corpus_folder import reading
-from tasks.storage.files import sha256_of, to_json
-from tasks.storage.layout import RowLayout
-from tasks.storage.manifest import manifest_digest
-from tasks.storage.schemas import INDEX_SCHEMA, row_schema
-from tasks.verification import check_index, partitions
-from tasks.verification.verify import verify
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError
+from packcorpus.tasks.corpus import shards
+from packcorpus.tasks.storage.corpus_folder import reading
+from packcorpus.tasks.storage.files import sha256_of, to_json
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.manifest import manifest_digest
+from packcorpus.tasks.storage.schemas import INDEX_SCHEMA, row_schema
+from packcorpus.tasks.verification import check_index, partitions
+from packcorpus.tasks.verification.verify import verify
 
 LENGTH = 128
 BAD = {"messages": [{"role": "assistent", "content": "x"}]}

@@ -22,13 +22,13 @@ import transformers
 from peft import get_peft_model, set_peft_model_state_dict
 from transformers import AutoConfig
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted
-from tasks.storage.files import read_json, sha256_of
-from train.certify.finding import Finding, Subject
-from train.merge.merge_run import without_weights
-from train.merge.tensors import Tensors, tensors_of_model
-from train.merge.weights import CONFIG, FILE, FIX, NAME, PREFIX, Adapter, read_config
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.files import read_json, sha256_of
+from packcorpus.train.certify.finding import Finding, Subject
+from packcorpus.train.merge.merge_run import without_weights
+from packcorpus.train.merge.tensors import Tensors, tensors_of_model
+from packcorpus.train.merge.weights import CONFIG, FILE, FIX, NAME, PREFIX, Adapter, read_config
 
 # The ranks that vLLM accepts as --max-lora-rank, and its default.
 RANKS = (16, 32, 64, 128, 256, 320, 512)

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.error_codes import DATA
-from tasks.core.errors import InputMissing, PackError
-from tasks.storage.files import read_json
-from train.config import Parser
-from train.machine import devices
-from train.merge.find_run import Run, base_of, find_run, run_parser
+from packcorpus.tasks.core.error_codes import DATA
+from packcorpus.tasks.core.errors import InputMissing, PackError
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.train.config import Parser
+from packcorpus.train.machine import devices
+from packcorpus.train.merge.find_run import Run, base_of, find_run, run_parser
 
 if TYPE_CHECKING:
-    from train.certify.finding import Finding, Of, Subject
+    from packcorpus.train.certify.finding import Finding, Of, Subject
 
 
 def parser() -> Parser:
@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
     base, merged = base_of(run), find_merged(run, options.merged, options.root)
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
-    from train.certify.finding import Subject, table, verdict
-    from train.merge.other_files import find_facts
-    from train.model.base_model import silence_libraries
+    from packcorpus.train.certify.finding import Subject, table, verdict
+    from packcorpus.train.merge.other_files import find_facts
+    from packcorpus.train.model.base_model import silence_libraries
 
     silence_libraries()
     subject = Subject(run, base, merged, find_facts(run.record, options.root)[0], options.root)
@@ -73,10 +73,10 @@ def find_merged(run: Run, named: Path | None, root: Path) -> Path | None:
 
 def certify(subject: Subject) -> list[Finding]:
     """Return the findings of all checks; one that cannot be made is a finding, too."""
-    from train.certify.adapter_checks import check_adapter, check_names
-    from train.certify.finding import Finding
-    from train.certify.model_checks import check_logits, check_stops, check_weights
-    from train.certify.prompt_checks import check_ids, check_template
+    from packcorpus.train.certify.adapter_checks import check_adapter, check_names
+    from packcorpus.train.certify.finding import Finding
+    from packcorpus.train.certify.model_checks import check_logits, check_stops, check_weights
+    from packcorpus.train.certify.prompt_checks import check_ids, check_template
 
     best: Of = "merged" if subject.merged else "adapter"
     checks: list[tuple[str, Of, Callable[[Subject], Iterator[Finding]]]] = [

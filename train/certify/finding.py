@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from tasks.core.printable import counted, from_here, printable
-from tasks.encoders.tokenizer_files import find_tokenizer_files, open_found
-from train.certify.prompts import Prompt, prompts_of
-from train.merge.find_run import Base, Run
-from train.merge.other_files import Facts
+from packcorpus.tasks.core.printable import counted, from_here, printable
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer_files, open_found
+from packcorpus.train.certify.prompts import Prompt, prompts_of
+from packcorpus.train.merge.find_run import Base, Run
+from packcorpus.train.merge.other_files import Facts
 
 WIDTH = 80
 

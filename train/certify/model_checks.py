@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted, in_bytes, shown
-from tasks.storage.files import read_json, sha256_of
-from train.certify.finding import Finding, Of, Subject
-from train.config import TrainingConfig
-from train.machine.devices import called, free_memory
-from train.merge.find_run import Base
-from train.merge.merge_run import (
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted, in_bytes, shown
+from packcorpus.tasks.storage.files import read_json, sha256_of
+from packcorpus.train.certify.finding import Finding, Of, Subject
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine.devices import called, free_memory
+from packcorpus.train.merge.find_run import Base
+from packcorpus.train.merge.merge_run import (
     NAMES,
     NO_EFFECT,
     RECORD,
@@ -42,9 +42,9 @@ from train.merge.merge_run import (
     require_same,
     without_weights,
 )
-from train.merge.tensors import PRECISIONS, tensors_of_model
-from train.merge.weights import FILE
-from train.model.qlora import load_model
+from packcorpus.train.merge.tensors import PRECISIONS, tensors_of_model
+from packcorpus.train.merge.weights import FILE
+from packcorpus.train.model.qlora import load_model
 
 ANSWERS = 256  # rows whose answers are searched for stop tokens
 # NF4 changes base and adapted base alike, up to this factor.

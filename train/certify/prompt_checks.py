@@ -22,14 +22,14 @@ from typing import Any, NoReturn
 import minijinja
 from transformers import AutoTokenizer
 
-from tasks.core.printable import counted, shown
-from tasks.encoders.auto_tokenizer import Comparison, compare
-from tasks.encoders.tokenizer_files import find_tokenizer_files, open_found
-from tasks.storage.files import read_json
-from tasks.templates.jinja.environment import to_json
-from train.certify.finding import Finding, Of, Subject
-from train.certify.prompts import Prompt
-from train.model import base_model
+from packcorpus.tasks.core.printable import counted, shown
+from packcorpus.tasks.encoders.auto_tokenizer import Comparison, compare
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer_files, open_found
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.tasks.templates.jinja.environment import to_json
+from packcorpus.train.certify.finding import Finding, Of, Subject
+from packcorpus.train.certify.prompts import Prompt
+from packcorpus.train.model import base_model
 
 TEMPLATE = "chat_template.jinja"
 FUEL = 10**8  # of minijinja, for one rendering; it bounds loops and memory

@@ -19,25 +19,25 @@ from typing import Any
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, ToolCall, as_openai
-from tasks.core.errors import PackError, Reject
-from tasks.core.printable import counted
-from tasks.encoders.encoder import Encoder
-from tasks.inspection.sources import records_of
-from tasks.sources.digests import DigestCache
-from tasks.sources.locate import find_paths
-from tasks.sources.source_files import identify_file
-from tasks.storage.layout import Layout
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.stores.urls import is_url
-from tasks.templates.jinja.template import ByTools, JinjaTemplate
-from tasks.templates.spans import Sample, Template, trained_turns
-from tasks.tokenization.samples import prepare_spans
-from tasks.tokenization.tokenize_part import COUNTS, Batch
-from tasks.verification.rebuild import config_for
-from train.data.conversations import open_template
-from train.merge.other_files import EXAMPLE
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall, as_openai
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.inspection.sources import records_of
+from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.locate import find_paths
+from packcorpus.tasks.sources.source_files import identify_file
+from packcorpus.tasks.storage.layout import Layout
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
+from packcorpus.tasks.stores.urls import is_url
+from packcorpus.tasks.templates.jinja.template import ByTools, JinjaTemplate
+from packcorpus.tasks.templates.spans import Sample, Template, trained_turns
+from packcorpus.tasks.tokenization.samples import prepare_spans
+from packcorpus.tasks.tokenization.tokenize_part import COUNTS, Batch
+from packcorpus.tasks.verification.rebuild import config_for
+from packcorpus.train.data.conversations import open_template
+from packcorpus.train.merge.other_files import EXAMPLE
 
 MOST = 300  # prompts
 _TOOL = orjson.dumps(

@@ -28,24 +28,24 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_tokenizer
-from tasks.packing.pieces import cut_conversation
-from tasks.storage.corpus_folder import check_listed
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
-from tasks.storage.shards import open_index, open_shard, shard_schema
-from tasks.templates.adjust import Adjust
-from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
-from tasks.templates.jinja.template import open_jinja
-from tasks.templates.sections import sections_of_config
-from tasks.templates.spans import Sample, Template, Turns, trained_turns
-from tasks.tokenization.samples import prepare_spans
-from tasks.tokenization.tokenize_part import COUNTS, Batch
-from train.data.corpus import Corpus, Shard
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_tokenizer
+from packcorpus.tasks.packing.pieces import cut_conversation
+from packcorpus.tasks.storage.corpus_folder import check_listed
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
+from packcorpus.tasks.storage.shards import open_index, open_shard, shard_schema
+from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
+from packcorpus.tasks.templates.jinja.template import open_jinja
+from packcorpus.tasks.templates.sections import sections_of_config
+from packcorpus.tasks.templates.spans import Sample, Template, Turns, trained_turns
+from packcorpus.tasks.tokenization.samples import prepare_spans
+from packcorpus.tasks.tokenization.tokenize_part import COUNTS, Batch
+from packcorpus.train.data.corpus import Corpus, Shard
 
 _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 _OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"

@@ -17,18 +17,18 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.inspection.manifests import HERE, by_name, find_manifest
-from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
-from tasks.storage.facts import RowShape
-from tasks.storage.files import sha256_of
-from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
-from tasks.storage.layout import SPLITS, RowLayout, kind_of
-from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
-from tasks.storage.schemas import LOSS_WEIGHT
-from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
-from tasks.stores.mirror import remote_with
-from tasks.stores.urls import local_path_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.inspection.manifests import HERE, by_name, find_manifest
+from packcorpus.tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
+from packcorpus.tasks.storage.facts import RowShape
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from packcorpus.tasks.storage.layout import SPLITS, RowLayout, kind_of
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
+from packcorpus.tasks.stores.mirror import remote_with
+from packcorpus.tasks.stores.urls import local_path_of
 
 SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")

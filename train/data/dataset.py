@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from tasks.core.errors import DataError
-from tasks.storage.corpus_folder import reading
-from tasks.storage.layout import RowLayout
-from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
-from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
-from train.data.corpus import Corpus, Shard, open_corpus
-from train.machine.devices import cpus, free_memory, is_wsl, processes_here
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.corpus_folder import reading
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
+from packcorpus.tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
+from packcorpus.train.data.corpus import Corpus, Shard, open_corpus
+from packcorpus.train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
 Columns = dict[str, Any]  # int32[rows, L], or Ragged, by name; loss_weight is float32[rows, L]
 Counts = tuple[int, ...]  # max_id, tokens of the longest segment, tokens, trained tokens, conversations
@@ -71,7 +71,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
         from torch.utils.data import DataLoader
         from transformers import default_data_collator
-        from train import PackedDataset
+        from packcorpus.train import PackedDataset
         rows = PackedDataset("manifests/sample-0123456789ab.json")
         batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
 

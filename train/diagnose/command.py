@@ -28,12 +28,12 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.messages import format_error
-from tasks.core.printable import counted, duration, printable, suggest
-from train.config import DEFAULT, Parser, TrainingConfig, config_of, overrides, settings_parser
-from train.data.corpus import Corpus, open_corpus
-from train.diagnose.compare import (
+from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
+from packcorpus.tasks.core.messages import format_error
+from packcorpus.tasks.core.printable import counted, duration, printable, suggest
+from packcorpus.train.config import DEFAULT, Parser, TrainingConfig, config_of, overrides, settings_parser
+from packcorpus.train.data.corpus import Corpus, open_corpus
+from packcorpus.train.diagnose.compare import (
     Outcome,
     baselines_of,
     by_trial,
@@ -44,11 +44,21 @@ from train.diagnose.compare import (
     speedups,
     to_repeat,
 )
-from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, in_order, option, refusal, trials_of
-from train.diagnose.show import Results, print_results, write_results
-from train.diagnose.trials import UNTIMED, Runner, lost, reported
-from train.loop.run_folder import RunFolder
-from train.machine.process import NUMBERS
+from packcorpus.train.diagnose.factors import (
+    BASELINE,
+    FACTORS,
+    REFERENCE,
+    InEffect,
+    Trial,
+    in_order,
+    option,
+    refusal,
+    trials_of,
+)
+from packcorpus.train.diagnose.show import Results, print_results, write_results
+from packcorpus.train.diagnose.trials import UNTIMED, Runner, lost, reported
+from packcorpus.train.loop.run_folder import RunFolder
+from packcorpus.train.machine.process import NUMBERS
 
 # Settings of all trials. None of them changes a figure that is compared.
 FIXED = {

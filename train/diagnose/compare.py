@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tasks.core.printable import counted
-from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, combined, option
+from packcorpus.tasks.core.printable import counted
+from packcorpus.train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, combined, option
 
 # A difference below this is not worth a setting, no matter how exactly it was measured.
 WORTHWHILE = 0.02

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from train.config import TrainingConfig
-from train.data.corpus import Corpus
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus
 
 # Factors that change the training itself. They are never part of the recommended options.
 LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_targets")

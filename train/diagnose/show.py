@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.printable import counted
-from tasks.storage.files import to_json, write_bytes
-from train.config import TrainingConfig
-from train.diagnose.compare import (
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.files import to_json, write_bytes
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.diagnose.compare import (
     Conclusion,
     Outcome,
     Speedup,
@@ -25,9 +25,9 @@ from train.diagnose.compare import (
     mean_of,
     noise_of,
 )
-from train.diagnose.factors import as_word
-from train.diagnose.trials import UNTIMED
-from train.measures import Advice
+from packcorpus.train.diagnose.factors import as_word
+from packcorpus.train.diagnose.trials import UNTIMED
+from packcorpus.train.measures import Advice
 
 HEADS = (
     "trial", "runs", "trained tokens/s", "rows/s", "speed", "MFU", "memory", "data", "forward", "backward", "optimizer",

@@ -21,19 +21,19 @@ from typing import Any
 
 import orjson
 
-from tasks.config import Config
-from tasks.core.errors import PackError, UsageError
-from tasks.core.messages import JSON
-from tasks.core.printable import counted, duration
-from tasks.recipe import recipe_of
-from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import config_for, revisions_of
-from tasks.work import Publish, run_all
-from train.data.corpus import Corpus
-from train.diagnose.compare import Outcome, spread_of
-from train.diagnose.factors import BASELINE, Trial, option
-from train.loop.run_folder import WITHOUT_VALIDATION
-from train.measures import PHASES
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import PackError, UsageError
+from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.core.printable import counted, duration
+from packcorpus.tasks.recipe import recipe_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.rebuild import config_for, revisions_of
+from packcorpus.tasks.work import Publish, run_all
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.diagnose.compare import Outcome, spread_of
+from packcorpus.train.diagnose.factors import BASELINE, Trial, option
+from packcorpus.train.loop.run_folder import WITHOUT_VALIDATION
+from packcorpus.train.measures import PHASES
 
 # Number of steps at the start that are not timed, because they allocate memory and choose kernels.
 UNTIMED = 1
@@ -52,7 +52,7 @@ class Runner:
     before one that loads the model in another way. `words` are those of the command, for all trials.
     """
 
-    command: tuple[str, ...] = (sys.executable, "-P", "-m", "train.diagnose.worker")
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "packcorpus.train.diagnose.worker")
 
     def __init__(self, words: list[str], folder: Path):
         self.words, self._folder = words, folder

@@ -45,13 +45,13 @@ def main() -> None:
 
 
 def _train(words: list[str]) -> int:
-    return int(import_module("train.__main__").main(words))  # a layer above this one
+    return int(import_module("packcorpus.train.__main__").main(words))  # a layer above this one
 
 
 def _replan(manifest: str, root: str, changes: dict[str, Any], folder: str) -> int:
-    from tasks.core.messages import format_error, to_pack_error
-    from train.data.corpus import open_corpus
-    from train.diagnose.trials import replan
+    from packcorpus.tasks.core.messages import format_error, to_pack_error
+    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.diagnose.trials import replan
 
     try:
         replan(open_corpus(manifest, root=Path(root)), changes, Path(root), Path(folder))
@@ -69,7 +69,7 @@ class State:
         import numpy as np
         import torch
 
-        from train.model import qlora
+        from packcorpus.train.model import qlora
 
         self._model = Kept(qlora.load_base)
         qlora.load_base = self._model
@@ -118,7 +118,7 @@ class Kept:
     def __call__(
         self, base: Path | str, config: Any, device: Any, dtype: Any, attention: str, skipped: Sequence[str] = ()
     ) -> Any:
-        from train.model.attention import use_attention
+        from packcorpus.train.model.attention import use_attention
 
         what = str(base), config.quantization, str(device), dtype, tuple(skipped)
         if config.sharding != "none" or (self._loaded and self._loaded[0] != what):

@@ -31,11 +31,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback
 
-from tasks.core.errors import Interrupted
-from tasks.core.printable import counted, duration
-from train.machine.process import NUMBERS, SignalGuard, is_rank
-from train.machine.ranks import gather
-from train.measures import Clock, si
+from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.tasks.core.printable import counted, duration
+from packcorpus.train.machine.process import NUMBERS, SignalGuard, is_rank
+from packcorpus.train.machine.ranks import gather
+from packcorpus.train.measures import Clock, si
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from tasks.core.errors import DataError, StorageError
-from tasks.storage.files import make_folder, read_json, sha256_of, to_json, write_bytes
-from train.evaluation import history
-from train.loop.run_folder import COMPLETE, MARK, checkpoints_of, step_of
-from train.machine.ranks import gather, main_first, place, together
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.storage.files import make_folder, read_json, sha256_of, to_json, write_bytes
+from packcorpus.train.evaluation import history
+from packcorpus.train.loop.run_folder import COMPLETE, MARK, checkpoints_of, step_of
+from packcorpus.train.machine.ranks import gather, main_first, place, together
 
 ADAPTER = "adapter_model.safetensors"
 KEPT = 2  # newest checkpoints that are kept

@@ -25,17 +25,17 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from tasks.config import Balance
-from tasks.core.numbers import draws, shuffle
-from tasks.core.printable import counted
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
-from tasks.storage.schemas import LOSS_WEIGHT
-from train.config import TrainingConfig
-from train.data.corpus import Corpus
-from train.data.dataset import PackedDataset
-from train.loop.run_folder import WITHOUT_VALIDATION
-from train.loop.trainer import conversation_trainer, packed_trainer
-from train.model.attention import Collator
+from packcorpus.tasks.config import Balance
+from packcorpus.tasks.core.numbers import draws, shuffle
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.run_folder import WITHOUT_VALIDATION
+from packcorpus.train.loop.trainer import conversation_trainer, packed_trainer
+from packcorpus.train.model.attention import Collator
 
 Mix = Literal["tokens", "blocks"]
 
@@ -324,7 +324,7 @@ class ConversationFeed:
     in_memory = True
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
-        from train.data.conversations import padding_tokenizer, sft_dataset
+        from packcorpus.train.data.conversations import padding_tokenizer, sft_dataset
 
         self.train, counts = sft_dataset(corpus, "train")
         self.validation = sft_dataset(corpus, "validation")[0] if corpus.rows("validation") else None

@@ -26,18 +26,18 @@ from typing import Any, Literal, Protocol
 import torch
 from accelerate.utils import convert_to_fp32
 
-from tasks.core.errors import PackError, PartMissing
-from tasks.core.printable import counted
-from tasks.core.process import peak_memory
-from train.config import TrainingConfig
-from train.loop.run_folder import largest_divisor
-from train.machine import devices
-from train.machine.process import is_shortage
-from train.machine.ranks import largest
-from train.model.attention import batch_of, run_pass
-from train.model.checkpointing import BY_SPEED, Checkpointing, described, usable, use_checkpointing
-from train.model.isolation import NEAR
-from train.model.qlora import is_sharded, keep_random
+from packcorpus.tasks.core.errors import PackError, PartMissing
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.core.process import peak_memory
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.run_folder import largest_divisor
+from packcorpus.train.machine import devices
+from packcorpus.train.machine.process import is_shortage
+from packcorpus.train.machine.ranks import largest
+from packcorpus.train.model.attention import batch_of, run_pass
+from packcorpus.train.model.checkpointing import BY_SPEED, Checkpointing, described, usable, use_checkpointing
+from packcorpus.train.model.isolation import NEAR
+from packcorpus.train.model.qlora import is_sharded, keep_random
 
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.

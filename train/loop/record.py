@@ -24,21 +24,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.core.printable import counted, duration
-from tasks.encoders.tokenizer_files import TokenizerFiles
-from tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
-from train import measures
-from train.config import TrainingConfig
-from train.evaluation import Sample, described, lines_of, unused
-from train.loop.callbacks import RankSpeed, accuracy_of
-from train.loop.feed import why_unbalanced
-from train.machine import devices
-from train.measures import PHASES, Advice, advise, si
-from train.model import checkpointing, qlora, states
-from train.model.qlora import left_out
+from packcorpus.tasks.core.printable import counted, duration
+from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles
+from packcorpus.tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
+from packcorpus.train import measures
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.evaluation import Sample, described, lines_of, unused
+from packcorpus.train.loop.callbacks import RankSpeed, accuracy_of
+from packcorpus.train.loop.feed import why_unbalanced
+from packcorpus.train.machine import devices
+from packcorpus.train.measures import PHASES, Advice, advise, si
+from packcorpus.train.model import checkpointing, qlora, states
+from packcorpus.train.model.qlora import left_out
 
 if TYPE_CHECKING:
-    from train.loop.run import Run
+    from packcorpus.train.loop.run import Run
 
 # Colors of the phases in the picture: two for data, two for the model, and one for the optimizer.
 COLORS = ("#b8500f", "#e8a871", "#1f5fa8", "#8fb4dc", "#7a7a7a")

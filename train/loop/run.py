@@ -22,28 +22,28 @@ import torch
 from accelerate import PartialState
 from transformers import PrinterCallback, TrainerState
 
-from tasks.core.errors import Interrupted, PartMissing
-from tasks.core.printable import counted, printable
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
-from tasks.storage.schemas import LOSS_WEIGHT
-from train import measures
-from train.config import TrainingConfig
-from train.data.corpus import Corpus
-from train.evaluation import Decisions, Sample, Samples, history, outcome, samples_of
-from train.loop import micro_batch, record
-from train.loop.callbacks import Interruption, Profile, ProgressLine, RankClock, slow_ranks
-from train.loop.checkpoints import Checkpoints, Disk, best_complete, find_disk, newest_of_all
-from train.loop.feed import Feed, open_feed
-from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
-from train.loop.trainer import arguments
-from train.machine import devices, process, ranks
-from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
-from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization
-from train.model.attention import autocast, batch_of
-from train.model.checkpoint import require_causal_text
-from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
-from train.model.refusal import named
+from packcorpus.tasks.core.errors import Interrupted, PartMissing
+from packcorpus.tasks.core.printable import counted, printable
+from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.train import measures
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.evaluation import Decisions, Sample, Samples, history, outcome, samples_of
+from packcorpus.train.loop import micro_batch, record
+from packcorpus.train.loop.callbacks import Interruption, Profile, ProgressLine, RankClock, slow_ranks
+from packcorpus.train.loop.checkpoints import Checkpoints, Disk, best_complete, find_disk, newest_of_all
+from packcorpus.train.loop.feed import Feed, open_feed
+from packcorpus.train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
+from packcorpus.train.loop.trainer import arguments
+from packcorpus.train.machine import devices, process, ranks
+from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
+from packcorpus.train.machine.ranks import fail_alike, gather, together
+from packcorpus.train.model import attention, base_model, first_pass, isolation, options, qlora, quantization
+from packcorpus.train.model.attention import autocast, batch_of
+from packcorpus.train.model.checkpoint import require_causal_text
+from packcorpus.train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
+from packcorpus.train.model.refusal import named
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 import orjson
 
-from tasks.core.errors import Busy, DataError, UsageError
-from tasks.core.printable import printable
-from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
-from train.config import EARLIER, FORMER, TrainingConfig, adapter_digest, folder_digest
-from train.data.corpus import Corpus
+from packcorpus.tasks.core.errors import Busy, DataError, UsageError
+from packcorpus.tasks.core.printable import printable
+from packcorpus.tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
+from packcorpus.train.config import EARLIER, FORMER, TrainingConfig, adapter_digest, folder_digest
+from packcorpus.train.data.corpus import Corpus
 
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
 OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}

@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 from torch.utils.data import ConcatDataset
 from transformers import Trainer, TrainingArguments, get_scheduler
 
-from tasks.core import process
-from tasks.core.errors import DataError, UsageError
-from tasks.storage.schemas import LOSS_WEIGHT
-from train.config import ADAPTER_WEIGHTS, TrainingConfig
-from train.evaluation import count_predicted
-from train.measures import COMPUTE, Phases
-from train.model.attention import autocast, dtype_of
-from train.model.qlora import data_parallel, is_sharded, load_exactly
+from packcorpus.tasks.core import process
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.train.config import ADAPTER_WEIGHTS, TrainingConfig
+from packcorpus.train.evaluation import count_predicted
+from packcorpus.train.measures import COMPUTE, Phases
+from packcorpus.train.model.attention import autocast, dtype_of
+from packcorpus.train.model.qlora import data_parallel, is_sharded, load_exactly
 
 # Steps that fp16 may skip in a row. Each skipped step halves the scale, from 65536 to 2^-14, the smallest normal number
 # of fp16.
@@ -293,7 +293,7 @@ def conversation_trainer(
     """Build TRL's SFTTrainer for tokenized conversations (format 2.0)."""
     from trl import SFTConfig, SFTTrainer  # takes seconds to load
 
-    from train.data.conversations import SFT_SETTINGS
+    from packcorpus.train.data.conversations import SFT_SETTINGS
 
     class ConversationTrainer(Measured, SFTTrainer):
         pass

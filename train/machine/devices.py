@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tasks.core.errors import PartMissing
-from train.config import TrainingConfig
-from train.machine.process import first_line
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine.process import first_line
 
 if TYPE_CHECKING:
     import torch

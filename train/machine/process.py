@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from tasks.core.errors import Interrupted, PackError
-from tasks.core.messages import format_error
+from packcorpus.tasks.core.errors import Interrupted, PackError
+from packcorpus.tasks.core.messages import format_error
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,7 +67,7 @@ def or_stop_all() -> Iterator[None]:
         yield
     except Exception as error:
         if is_one_of_several():
-            from train.machine.ranks import meet
+            from packcorpus.train.machine.ranks import meet
 
             meet({}, error)
         raise
@@ -168,7 +168,7 @@ def restart(arguments: list[str], why: str) -> NoReturn:
     for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
         with suppress(OSError):
             os.set_inheritable(int(name), int(name) < FIRST)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "train", *arguments])  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "packcorpus.train", *arguments])  # noqa: S606 - no shell is wanted
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def launch(ranks: int, arguments: list[str]) -> bool:
     )
     try:
         # -P keeps the working directory off sys.path, so that a user's train.py or tasks.py does not replace ours.
-        elastic_launch(config, sys.executable)("-P", "-m", "train", *arguments)
+        elastic_launch(config, sys.executable)("-P", "-m", "packcorpus.train", *arguments)
     except SignalException:
         raise _failed({0: Interrupted.exit_code}) from None
     except ChildFailedError as error:

@@ -33,9 +33,9 @@ import torch
 from accelerate import PartialState
 from torch.distributed import DistError
 
-from tasks.core.errors import DataError, Interrupted, PackError
-from tasks.core.messages import format_error, to_pack_error
-from train.machine.process import is_one_of_several, reports
+from packcorpus.tasks.core.errors import DataError, Interrupted, PackError
+from packcorpus.tasks.core.messages import format_error, to_pack_error
+from packcorpus.train.machine.process import is_one_of_several, reports
 
 Result = TypeVar("Result")
 

@@ -9,10 +9,10 @@ import logging
 import sys
 from pathlib import Path
 
-from tasks.core.printable import printable
-from train.config import Parser
-from train.machine import devices
-from train.merge.find_run import find_base, find_run, run_parser
+from packcorpus.tasks.core.printable import printable
+from packcorpus.train.config import Parser
+from packcorpus.train.machine import devices
+from packcorpus.train.merge.find_run import find_base, find_run, run_parser
 
 
 def parser() -> Parser:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     base = find_base(run)
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
-    from train.merge.merge_run import merge
+    from packcorpus.train.merge.merge_run import merge
 
     folder = printable(str(merge(run, base, options.dtype, options.output, options.root, options.base)))
     checked = f"packcorpus certify {printable(str(run.folder))} --merged {folder}"

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from train.merge.find_run import Base, Run
-from train.merge.tensors import PRECISIONS
-from train.model.attention import decoder_of
-from train.model.quantization import nf4_of
+from packcorpus.train.merge.find_run import Base, Run
+from packcorpus.train.merge.tensors import PRECISIONS
+from packcorpus.train.model.attention import decoder_of
+from packcorpus.train.model.quantization import nf4_of
 
 
 @dataclass(frozen=True)

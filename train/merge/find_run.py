@@ -17,11 +17,11 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.printable import suggest
-from tasks.storage.files import read_json
-from train.config import Parser
-from train.loop.run_folder import checkpoints_of, model_digest, step_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.train.config import Parser
+from packcorpus.train.loop.run_folder import checkpoints_of, model_digest, step_of
 
 SHORTEST_KEY = 4  # minimum number of characters of a shortened key
 LISTED = 5

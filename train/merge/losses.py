@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from tasks.core.printable import counted
-from tasks.storage.layout import kind_of
-from tasks.storage.schemas import IGNORED
-from train.data.corpus import Corpus
-from train.data.dataset import PackedDataset
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.data.dataset import PackedDataset
 
 # Operations of all passes of a model: 20 seconds at 1 TFLOP/s. A model of 8 billion parameters reads 1,250 tokens.
 OPERATIONS = 2e13
@@ -97,7 +97,7 @@ def _rows(corpus: Corpus, split: str) -> Iterator[dict[str, np.ndarray]]:
     if corpus.packed:
         rows: Any = PackedDataset(part, split, "mmap")
     else:
-        from train.data.conversations import sft_dataset
+        from packcorpus.train.data.conversations import sft_dataset
 
         rows = sft_dataset(part, split)[0]
     for number in range(len(rows)):

@@ -26,18 +26,26 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tasks.core.errors import Busy, DataError, StorageError, UsageError
-from tasks.core.printable import counted, in_bytes, printable
-from tasks.storage.files import acquire_lock, make_folder, read_json, sha256_of, sync_folder, to_json, write_bytes
-from train.machine import devices, process
-from train.machine.devices import called, free_disk, free_memory
-from train.measures import ROUTING
-from train.merge.dequantized import Dequantized, dequantized_of
-from train.merge.find_run import Base, Run
-from train.merge.losses import Losses, Pieces, mean_loss, pieces_of
-from train.merge.other_files import CARD, Facts, Onto, find_facts, model_card, write_other_files
-from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
-from train.merge.weights import (
+from packcorpus.tasks.core.errors import Busy, DataError, StorageError, UsageError
+from packcorpus.tasks.core.printable import counted, in_bytes, printable
+from packcorpus.tasks.storage.files import (
+    acquire_lock,
+    make_folder,
+    read_json,
+    sha256_of,
+    sync_folder,
+    to_json,
+    write_bytes,
+)
+from packcorpus.train.machine import devices, process
+from packcorpus.train.machine.devices import called, free_disk, free_memory
+from packcorpus.train.measures import ROUTING
+from packcorpus.train.merge.dequantized import Dequantized, dequantized_of
+from packcorpus.train.merge.find_run import Base, Run
+from packcorpus.train.merge.losses import Losses, Pieces, mean_loss, pieces_of
+from packcorpus.train.merge.other_files import CARD, Facts, Onto, find_facts, model_card, write_other_files
+from packcorpus.train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
+from packcorpus.train.merge.weights import (
     FILE,
     FIX,
     NAME,
@@ -48,10 +56,10 @@ from train.merge.weights import (
     read_config,
     write_weights,
 )
-from train.model import base_model
-from train.model.checkpoint import auto_class
-from train.model.qlora import load_exactly
-from train.model.quantization import how_to_load
+from packcorpus.train.model import base_model
+from packcorpus.train.model.checkpoint import auto_class
+from packcorpus.train.model.qlora import load_exactly
+from packcorpus.train.model.quantization import how_to_load
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}

@@ -27,31 +27,31 @@ from typing import Any, Literal
 import yaml
 from jinja2 import Template
 
-from tasks.conversations.model import Conversation, Message
-from tasks.core.errors import PackError, Reject
-from tasks.core.printable import counted, printable
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import (
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.core.printable import counted, printable
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import (
     MORE_TEMPLATES,
     TOKENIZER_FILES,
     TokenizerFiles,
     find_tokenizer,
     open_tokenizer,
 )
-from tasks.inspection.manifests import find_manifest
-from tasks.storage.files import read_json, to_json, write_bytes
-from tasks.storage.layout import kind_of
-from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import open_shard
-from tasks.templates.built_in import BUILT_IN
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TEXT, trained_turns
-from tasks.templates.spans import Template as ChatTemplate
-from train.data.conversations import open_template
-from train.data.corpus import Corpus, open_corpus
-from train.merge.find_run import Base, Run
-from train.merge.losses import Losses
-from train.model.base_model import has_tokenizer
+from packcorpus.tasks.inspection.manifests import find_manifest
+from packcorpus.tasks.storage.files import read_json, to_json, write_bytes
+from packcorpus.tasks.storage.layout import kind_of
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.shards import open_shard
+from packcorpus.tasks.templates.built_in import BUILT_IN
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import TEXT, trained_turns
+from packcorpus.tasks.templates.spans import Template as ChatTemplate
+from packcorpus.train.data.conversations import open_template
+from packcorpus.train.data.corpus import Corpus, open_corpus
+from packcorpus.train.merge.find_run import Base, Run
+from packcorpus.train.merge.losses import Losses
+from packcorpus.train.model.base_model import has_tokenizer
 
 # Files of a tokenizer that are not in TOKENIZER_FILES.
 MORE = ("merges.txt", "vocab.json", "added_tokens.json")

@@ -34,8 +34,8 @@ from transformers.core_model_loading import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tasks.core.errors import DataError
-from tasks.storage.files import atomic_file, read_json, to_json, write_bytes
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.files import atomic_file, read_json, to_json, write_bytes
 
 SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"

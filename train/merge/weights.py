@@ -27,11 +27,11 @@ from torch.nn import Parameter
 from transformers import AutoConfig
 from transformers.integrations.mxfp4 import Mxfp4Dequantize
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted
-from tasks.storage.files import give_usual_mode
-from train.merge.dequantized import Dequantized
-from train.merge.tensors import (
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.files import give_usual_mode
+from packcorpus.train.merge.dequantized import Dequantized
+from packcorpus.train.merge.tensors import (
     SHARD_BYTES,
     Group,
     NotInvertible,
@@ -43,8 +43,8 @@ from train.merge.tensors import (
     rounded,
     write_shards,
 )
-from train.model.checkpoint import auto_class
-from train.model.quantization import how_to_load
+from packcorpus.train.model.checkpoint import auto_class
+from packcorpus.train.model.quantization import how_to_load
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"

@@ -28,8 +28,8 @@ from transformers import AttentionInterface, default_data_collator
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from tasks.core.errors import PartMissing
-from train.model.checkpoint import classes_of, towers_of
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.model.checkpoint import classes_of, towers_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn

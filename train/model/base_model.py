@@ -25,13 +25,13 @@ import transformers
 from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from tasks.core.errors import DataError, InputMissing
-from tasks.core.printable import shown
-from tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
-from tasks.encoders.encoder import token_name
-from tasks.encoders.native import read_spec, tokenizer_of
-from tasks.encoders.sentencepiece_encoder import read_model
-from tasks.encoders.tokenizer_files import (
+from packcorpus.tasks.core.errors import DataError, InputMissing
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
+from packcorpus.tasks.encoders.encoder import token_name
+from packcorpus.tasks.encoders.native import read_spec, tokenizer_of
+from packcorpus.tasks.encoders.sentencepiece_encoder import read_model
+from packcorpus.tasks.encoders.tokenizer_files import (
     DECIDING,
     TOKENIZER_FILES,
     TokenizerFiles,
@@ -42,12 +42,12 @@ from tasks.encoders.tokenizer_files import (
     load_as_of,
     open_found,
 )
-from tasks.storage.files import write_bytes
-from tasks.storage.manifest import Manifest
-from tasks.storage.shards import open_shard
-from train.config import TrainingConfig
-from train.model import checkpoint
-from train.model.quantization import check_stored
+from packcorpus.tasks.storage.files import write_bytes
+from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.storage.shards import open_shard
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import checkpoint
+from packcorpus.train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.

@@ -20,8 +20,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
 
-from tasks.core.errors import DataError, PackError, StorageError
-from tasks.storage.files import read_json
+from packcorpus.tasks.core.errors import DataError, PackError, StorageError
+from packcorpus.tasks.storage.files import read_json
 
 # How a file starts that Git LFS has not downloaded.
 POINTER = b"version https://git-lfs"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from train.model.attention import without_adapter
+from packcorpus.train.model.attention import without_adapter
 
 Checkpointing = bool | int | Literal["offload"]
 

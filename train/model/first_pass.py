@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from tasks.core.errors import DataError
-from tasks.core.printable import counted
-from tasks.storage.schemas import LOSS_WEIGHT
-from train.machine.ranks import gather
-from train.model import isolation
-from train.model.attention import autocast, run_pass, without_adapter
-from train.model.qlora import keep_random, set_random
-from train.model.token_loss import weigh_loss
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.train.machine.ranks import gather
+from packcorpus.train.model import isolation
+from packcorpus.train.model.attention import autocast, run_pass, without_adapter
+from packcorpus.train.model.qlora import keep_random, set_random
+from packcorpus.train.model.token_loss import weigh_loss
 
 # Relative difference up to which two losses of the same logits are equal.
 SAME = 1e-5

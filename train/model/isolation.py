@@ -37,14 +37,14 @@ from typing import Any
 import orjson
 import torch
 
-from tasks.core.errors import DataError, PackError, PartMissing
-from tasks.core.printable import counted
-from tasks.storage.schemas import LOSS_WEIGHT
-from train.config import TrainingConfig
-from train.machine.process import may_be_shortage
-from train.machine.ranks import fail_alike, largest
-from train.model import states
-from train.model.attention import (
+from packcorpus.tasks.core.errors import DataError, PackError, PartMissing
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine.process import may_be_shortage
+from packcorpus.train.machine.ranks import fail_alike, largest
+from packcorpus.train.model import states
+from packcorpus.train.model.attention import (
     APART,
     BACKENDS,
     Collator,
@@ -58,9 +58,9 @@ from train.model.attention import (
     unavailable_reason,
     use_attention,
 )
-from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import infinite_weights, is_sharded, keep_random, load_model, quantized, set_random
-from train.model.quantization import unpacked_layers
+from packcorpus.train.model.base_model import read_config, silence_libraries
+from packcorpus.train.model.qlora import infinite_weights, is_sharded, keep_random, load_model, quantized, set_random
+from packcorpus.train.model.quantization import unpacked_layers
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -412,7 +412,7 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
 LIMIT = 900.0  # seconds for checking, compiling, and timing one backend
 LOADED = "loaded"  # name of the file that signals that the model is loaded
 TRIALS = "trials.jsonl"  # name of the file with a line for each backend that was tried
-COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
+COMMAND = (sys.executable, "-P", "-m", "packcorpus.train.model.isolation")
 
 
 def try_apart(

@@ -15,7 +15,7 @@ from typing import Any
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_liger_kernel_available
 
-from train.model.attention import without_adapter
+from packcorpus.train.model.attention import without_adapter
 
 WITHOUT_LOSS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from tasks.core.printable import counted
-from train.machine.ranks import fail_alike, largest
-from train.model import liger
-from train.model.attention import autocast, decoder_of, run_pass
-from train.model.qlora import keep_random, set_random
-from train.model.token_loss import Undo, fuse_loss
+from packcorpus.tasks.core.printable import counted
+from packcorpus.train.machine.ranks import fail_alike, largest
+from packcorpus.train.model import liger
+from packcorpus.train.model.attention import autocast, decoder_of, run_pass
+from packcorpus.train.model.qlora import keep_random, set_random
+from packcorpus.train.model.token_loss import Undo, fuse_loss
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
 SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}

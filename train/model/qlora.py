@@ -34,17 +34,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
-from tasks.core.errors import DataError, PackError, PartMissing, UsageError
-from tasks.core.printable import counted, suggest
-from train.config import TrainingConfig, adapter_files, folder_digest
-from train.machine.process import is_shortage
-from train.measures import ROUTING
-from train.model import states
-from train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
-from train.model.base_model import read_config, unreadable
-from train.model.checkpoint import auto_class, mark_as_text, use_inner_head, without_head
-from train.model.checkpointing import usable, use_checkpointing
-from train.model.quantization import (
+from packcorpus.tasks.core.errors import DataError, PackError, PartMissing, UsageError
+from packcorpus.tasks.core.printable import counted, suggest
+from packcorpus.train.config import TrainingConfig, adapter_files, folder_digest
+from packcorpus.train.machine.process import is_shortage
+from packcorpus.train.measures import ROUTING
+from packcorpus.train.model import states
+from packcorpus.train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
+from packcorpus.train.model.base_model import read_config, unreadable
+from packcorpus.train.model.checkpoint import auto_class, mark_as_text, use_inner_head, without_head
+from packcorpus.train.model.checkpointing import usable, use_checkpointing
+from packcorpus.train.model.quantization import (
     check_experts,
     check_loaded,
     how_to_load,
@@ -56,7 +56,7 @@ from train.model.quantization import (
     use_quantized_experts,
     watch,
 )
-from train.model.refusal import named
+from packcorpus.train.model.refusal import named
 
 
 def load_model(

@@ -32,10 +32,10 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
-from tasks.core.errors import DataError, PartMissing
-from tasks.core.printable import counted
-from train.config import TrainingConfig
-from train.measures import ROUTING
+from packcorpus.tasks.core.errors import DataError, PartMissing
+from packcorpus.tasks.core.printable import counted
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.measures import ROUTING
 
 # -- the weights of a checkpoint ---------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.core.errors import DataError, PackError
-from tasks.core.process import limit_reached
-from train.machine.process import first_line, may_be_shortage
-from train.machine.ranks import of_lost_rank
+from packcorpus.tasks.core.errors import DataError, PackError
+from packcorpus.tasks.core.process import limit_reached
+from packcorpus.train.machine.process import first_line, may_be_shortage
+from packcorpus.train.machine.ranks import of_lost_rank
 
 
 @contextmanager

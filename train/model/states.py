@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from train.model.attention import decoder_of, segments, without_adapter
+from packcorpus.train.model.attention import decoder_of, segments, without_adapter
 
 ATTENTION, KERNELS, LAYERS, MODEL = "attention", "kernels", "layers", "model"
 SUMMARIES = {

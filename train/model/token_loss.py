@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from train.model.attention import decoder_of, without_adapter
+from packcorpus.train.model.attention import decoder_of, without_adapter
 
 CHUNK = 512  # tokens whose logits are in memory at a time
 

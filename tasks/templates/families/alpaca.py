@@ -5,9 +5,9 @@ A preamble or the system message comes first.
 
 from __future__ import annotations
 
-from tasks.conversations.model import full_text
-from tasks.templates.families.hermes import describe, write_tools
-from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.templates.families.hermes import describe, write_tools
+from packcorpus.tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 _TASK = "Below is an instruction that describes a task"
 _WITH_INPUT = ", paired with an input that provides further context"

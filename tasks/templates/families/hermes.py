@@ -18,9 +18,9 @@ import json
 import re
 from typing import Any
 
-from tasks.conversations.model import Message
-from tasks.core.errors import Reject
-from tasks.templates.writer import Turns, Writer
+from packcorpus.tasks.conversations.model import Message
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.templates.writer import Turns, Writer
 
 # Maximum depth of brackets. Python 3.11 reads 992, less the depth of its own stack; later versions read more.
 DEEPEST = 800

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.conversations.model import full_text
-from tasks.templates.families.hermes import respond, write_tools
-from tasks.templates.placeholders import has_outer_space
-from tasks.templates.writer import TOOL_CALL_MARKERS, ContentTest, Family, Turns, Writer, requests
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.templates.families.hermes import respond, write_tools
+from packcorpus.tasks.templates.placeholders import has_outer_space
+from packcorpus.tasks.templates.writer import TOOL_CALL_MARKERS, ContentTest, Family, Turns, Writer, requests
 
 
 def write(w: Writer, turns: Turns) -> None:

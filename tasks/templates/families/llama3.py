@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.conversations.model import full_text
-from tasks.templates.families.hermes import write_tools
-from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
+from packcorpus.tasks.conversations.model import full_text
+from packcorpus.tasks.templates.families.hermes import write_tools
+from packcorpus.tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.conversations.model import Message, full_text
-from tasks.templates.families.hermes import json_string, spaced, value_or_string
-from tasks.templates.writer import ContentTest, Family, Turns, Writer
+from packcorpus.tasks.conversations.model import Message, full_text
+from packcorpus.tasks.templates.families.hermes import json_string, spaced, value_or_string
+from packcorpus.tasks.templates.writer import ContentTest, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:

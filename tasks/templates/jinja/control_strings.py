@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import OPENAI_ROLES
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder
+from packcorpus.tasks.conversations.model import OPENAI_ROLES
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.encoder import Encoder
 
 # Up to _MOST_KNOWN strings of up to _SHORT characters are remembered.
 _SHORT, _MOST_KNOWN = 64, 1 << 14

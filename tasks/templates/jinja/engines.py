@@ -23,12 +23,12 @@ from typing import Any
 import minijinja
 import orjson
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.core.errors import DataError, Reject
-from tasks.core.printable import shown
-from tasks.templates.jinja.environment import Range, dictsort, to_json
-from tasks.templates.jinja.renderer import Renderer, work_of
-from tasks.templates.jinja.rendering import MOST_CHARACTERS, MOST_WORK, EngineName, Job, Rendering, rendered
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.templates.jinja.environment import Range, dictsort, to_json
+from packcorpus.tasks.templates.jinja.renderer import Renderer, work_of
+from packcorpus.tasks.templates.jinja.rendering import MOST_CHARACTERS, MOST_WORK, EngineName, Job, Rendering, rendered
 
 # Fuel is used up by instructions and by text that is created. Rendering takes about one unit per character and ten per
 # statement, and 10 million units take two seconds at most.

@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tasks.templates.jinja.control_strings import PRIVATE_AREAS
+from packcorpus.tasks.templates.jinja.control_strings import PRIVATE_AREAS
 
 Range = tuple[int, int]
 

@@ -15,12 +15,12 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.conversations.model import Message, as_openai, in_parts
-from tasks.core.errors import Reject
-from tasks.templates.adjust import ReasoningForm, is_ambiguous, knows_developer, with_reasoning
-from tasks.templates.jinja.renderer import Renderer
-from tasks.templates.jinja.rendering import Job
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.conversations.model import Message, as_openai, in_parts
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.templates.adjust import ReasoningForm, is_ambiguous, knows_developer, with_reasoning
+from packcorpus.tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja.rendering import Job
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tasks.templates.adjust import MARKER
-from tasks.templates.jinja.rendering import Rendering
-from tasks.templates.jinja.splitting import TokenBoundary
-from tasks.templates.placeholders import GAP, has_outer_space
+from packcorpus.tasks.templates.adjust import MARKER
+from packcorpus.tasks.templates.jinja.rendering import Rendering
+from packcorpus.tasks.templates.jinja.splitting import TokenBoundary
+from packcorpus.tasks.templates.placeholders import GAP, has_outer_space
 
 
 def edges_of(rendering: Rendering, every: bool = False) -> Iterator[tuple[int, str, str]]:

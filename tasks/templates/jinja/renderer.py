@@ -34,14 +34,20 @@ from typing import Any, NoReturn
 import orjson
 from jinja2.exceptions import SecurityError, TemplateError
 
-from tasks.core.errors import DataError, Reject
-from tasks.core.process import may_allocate
-from tasks.templates.jinja.environment import ChatTemplate, chat_environment, names_read, other_file, prepare_compiler
-from tasks.templates.jinja.rendering import MOST_CHARACTERS, MOST_WORK, Job, Rendering, rendered
-from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.templates.jinja.turns.answers import Failed
-from tasks.templates.jinja.turns.locate import Located
-from tasks.templates.jinja.turns.marks import Range
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.process import may_allocate
+from packcorpus.tasks.templates.jinja.environment import (
+    ChatTemplate,
+    chat_environment,
+    names_read,
+    other_file,
+    prepare_compiler,
+)
+from packcorpus.tasks.templates.jinja.rendering import MOST_CHARACTERS, MOST_WORK, Job, Rendering, rendered
+from packcorpus.tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
+from packcorpus.tasks.templates.jinja.turns.answers import Failed
+from packcorpus.tasks.templates.jinja.turns.locate import Located
+from packcorpus.tasks.templates.jinja.turns.marks import Range
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of a short conversation take a
 # millisecond, so a template that takes this long loops.

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tasks.templates.jinja.turns.answers import Failed, NotLocated
-from tasks.templates.jinja.turns.locate import Located, locate, prefix_ranges
-from tasks.templates.jinja.turns.marks import Range
+from packcorpus.tasks.templates.jinja.turns.answers import Failed, NotLocated
+from packcorpus.tasks.templates.jinja.turns.locate import Located, locate, prefix_ranges
+from packcorpus.tasks.templates.jinja.turns.marks import Range
 
 # Limit of one rendered text. A template writes its input about once, and an encoder takes up to 50 bytes per character.
 MOST_CHARACTERS = 16 << 20

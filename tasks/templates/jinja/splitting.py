@@ -15,11 +15,11 @@ from math import inf
 
 import numpy as np
 
-from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.control_strings import escaped
-from tasks.templates.jinja.turns.answers import common_start
-from tasks.templates.jinja.turns.marks import Range
-from tasks.templates.spans import TEXT, Span
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.jinja.control_strings import escaped
+from packcorpus.tasks.templates.jinja.turns.answers import common_start
+from packcorpus.tasks.templates.jinja.turns.marks import Range
+from packcorpus.tasks.templates.spans import TEXT, Span
 
 # Numbers of characters before and after a boundary that matter, if there is no control token among them.
 _TAIL, _HEAD = 32, 32

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+<<<<<<< HEAD
 from tasks.conversations.model import Conversation, in_parts, options_json
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
@@ -48,6 +49,35 @@ from tasks.templates.jinja.turns.marks import Range
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Outline, Sample, Template, TrainOn, Turns, has_flagged
+=======
+from packcorpus.tasks.conversations.model import Conversation, in_parts, options_json
+from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import (
+    GIVEN_TO_TEMPLATES,
+    NO_CHANGE,
+    Adjust,
+    ReasoningForm,
+    reasoning_of,
+    separated,
+)
+from packcorpus.tasks.templates.built_in import plain_text
+from packcorpus.tasks.templates.jinja.control_strings import Broken, ControlStrings, Harmless
+from packcorpus.tasks.templates.jinja.engines import BothEngines, Engines
+from packcorpus.tasks.templates.jinja.expected_forms import ExpectedForms
+from packcorpus.tasks.templates.jinja.outline import Edges, MustRender, edges_of, traced_edges
+from packcorpus.tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja.rendering import EngineName, Job, Method, Rendering, Tracing
+from packcorpus.tasks.templates.jinja.splitting import Splitter, TokenBoundary
+from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps
+from packcorpus.tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
+from packcorpus.tasks.templates.jinja.turns.locate import Located
+from packcorpus.tasks.templates.jinja.turns.marks import Range
+from packcorpus.tasks.templates.placeholders import GAP, is_placeholder
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
+from packcorpus.tasks.templates.spans import TEXT, Outline, Sample, Template, TrainOn, Turns, has_flagged
+>>>>>>> main
 
 # Special tokens that an encoder knows, also without a name in the settings of the tokenizer.
 _OF_ENCODERS = ("bos_token", "eos_token", "pad_token")

@@ -21,7 +21,7 @@ import jinja2.runtime
 from jinja2 import Environment, nodes
 from markupsafe import Markup
 
-from tasks.templates.jinja.environment import to_json
+from packcorpus.tasks.templates.jinja.environment import to_json
 
 # Filters that call methods of a text, which `Traced` records, or that do not join texts.
 _SAFE_FILTERS = {

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import ROOT
 
-from tasks.conversations.formats import detect, read_record
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.dry_run.config_draft import make_draft
-from tasks.sources.model import Source
-from tasks.sources.parts import PartReader, find_parts
+from packcorpus.tasks.conversations.formats import detect, read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.dry_run.config_draft import make_draft
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.sources.parts import PartReader, find_parts
 
 USER, COLD = Message("user", "Oslo?"), Message("assistant", "cold")
 TURNS = [{"role": "user", "content": "Oslo?"}, {"role": "assistant", "content": "cold"}]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks.conversations.formats import detect, read_record
-from tasks.conversations.model import Conversation, Message
-from tasks.conversations.other_data import without_parts
-from tasks.conversations.unused_keys import UnusedKeys
-from tasks.core.errors import DataError, Reject
-from tasks.sources.model import Source
-from tasks.tokenization.prepare import PlainRecords
+from packcorpus.tasks.conversations.formats import detect, read_record
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.conversations.other_data import without_parts
+from packcorpus.tasks.conversations.unused_keys import UnusedKeys
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.sources.model import Source
+from packcorpus.tasks.tokenization.prepare import PlainRecords
 
 USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 FROM = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 
 TEMPLATE = """{%- for t in tools or [] %}({{ t.function.name }}: {{ t.function.parameters | tojson }}){% endfor -%}
 {%- for m in messages -%}

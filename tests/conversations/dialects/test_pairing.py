@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.conversations.answers import Unpaired, unpaired_in
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.dry_run.dry_run import predict
-from tasks.storage.manifest import load_manifest
+from packcorpus.tasks.conversations.answers import Unpaired, unpaired_in
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.storage.manifest import load_manifest
 
 TOOLS = ('{"type":"function","function":{"name":"f"}}', '{"type":"function","function":{"name":"g"}}')
 USER, SAID = Message("user", "a"), Message("assistant", "b")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tasks.conversations.formats import detect, read_record
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import Reject
+from packcorpus.tasks.conversations.formats import detect, read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.core.errors import Reject
 
 CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
 AS_TEXT = json.dumps(CALL)

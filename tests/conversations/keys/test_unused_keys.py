@@ -19,13 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.conversations.formats import FORMAT_OF, FORMATS, read_record
-from tasks.conversations.model import Format, Message
-from tasks.conversations.other_data import IGNORABLE, without_parts
-from tasks.conversations.unused_keys import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
-from tasks.core.errors import DataError, Reject
-from tasks.templates.spans import TrainOn, trained_turns
-from tasks.tokenization.prepare import PlainRecords
+from packcorpus.tasks.conversations.formats import FORMAT_OF, FORMATS, read_record
+from packcorpus.tasks.conversations.model import Format, Message
+from packcorpus.tasks.conversations.other_data import IGNORABLE, without_parts
+from packcorpus.tasks.conversations.unused_keys import (
+    LONGEST_KEY,
+    MOST_PATHS,
+    OTHERS,
+    UnusedKeys,
+    is_absent,
+    sum_counts,
+)
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.templates.spans import TrainOn, trained_turns
+from packcorpus.tasks.tokenization.prepare import PlainRecords
 
 VALUES = (
     None,

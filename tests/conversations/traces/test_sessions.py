@@ -39,16 +39,16 @@ from support.containers import as_parquet
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.conversations.formats import FORMAT_OF, detect, read_record
-from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import DataError, Reject
-from tasks.dry_run.dry_run import predict
-from tasks.inspection.sources import record_of
-from tasks.sources.model import Source, SourceFile
-from tasks.sources.source_files import find_files
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.manifest import load_manifest
-from tasks.verification.verify import verify
+from packcorpus.tasks.conversations.formats import FORMAT_OF, detect, read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.sources import record_of
+from packcorpus.tasks.sources.model import Source, SourceFile
+from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.storage.corpus_folder import corpus_folder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.verify import verify
 
 Records = list[dict[str, Any]]
 

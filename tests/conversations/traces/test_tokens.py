@@ -18,15 +18,15 @@ from support.packed_rows import folder_of, shards_of
 from support.small_corpus import EOS, conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path, open_kind
 
-from tasks.conversations.formats import detect, read_record
-from tasks.conversations.model import RecordedTokens, content_digest, whole_text
-from tasks.core.errors import Reject, UsageError
-from tasks.dry_run.dry_run import predict
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.storage.files import sha256_of
-from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.verify import verify
+from packcorpus.tasks.conversations.formats import detect, read_record
+from packcorpus.tasks.conversations.model import RecordedTokens, content_digest, whole_text
+from packcorpus.tasks.core.errors import Reject, UsageError
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.verify import verify
 
 IGNORED = -100
 Record = dict[str, Any]

@@ -26,22 +26,22 @@ from support.damage.kinds import DAMAGES, SIGNED, swap, touch, undo
 from support.small_corpus import conversations, one_second, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks import recipe as recipe_module
-from tasks.cli.questions import Question, answer
-from tasks.core.errors import PackError
-from tasks.inspection.diff import compare
-from tasks.inspection.lookup import pieces_in_row
-from tasks.recipe import resolve
-from tasks.report.report import write_report
-from tasks.storage.files import to_json
-from tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
-from tasks.verification.rebuild import rebuild
-from tasks.verification.repair import repair
-from tasks.verification.verify import verify
-from tasks.work import Publish, run_all
-from train.data.conversations import sft_dataset
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.cli.questions import Question, answer
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.inspection.diff import compare
+from packcorpus.tasks.inspection.lookup import pieces_in_row
+from packcorpus.tasks.recipe import resolve
+from packcorpus.tasks.report.report import write_report
+from packcorpus.tasks.storage.files import to_json
+from packcorpus.tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
+from packcorpus.tasks.verification.rebuild import rebuild
+from packcorpus.tasks.verification.repair import repair
+from packcorpus.tasks.verification.verify import verify
+from packcorpus.tasks.work import Publish, run_all
+from packcorpus.train.data.conversations import sft_dataset
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
 
 EDITED, OF_ANOTHER, SWAPPED = "a number edited", "of another corpus", "two files swapped"
 RESIGNED = "one copy edited, its digest recomputed"

@@ -11,7 +11,7 @@ from typing import Any
 from support.differential.composed_tokenizers import COMPOSED, composed
 from support.tokenizer_kinds import kind_path
 
-from tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.encoder import Encoder
 
 Values = dict[str, Any]
 

@@ -27,8 +27,8 @@ from support.commands import SHARED
 from support.differential.unusual_conversations import unusual
 from support.tokenizer_kinds import SENTENCEPIECE, Row, kind_path, open_kind, reference, tokenize
 
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TrainOn, Turns
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import TrainOn, Turns
 
 CORPORA = {
     "fastchat_dummy.json": "sharegpt",

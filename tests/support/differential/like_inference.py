@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from support.tokenizer_kinds import CHATML_JINJA, Row, tokenize
 from transformers import AutoTokenizer
 
-from tasks.core.errors import PackError
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 
 TODAY = "2026-01-01"
 Messages = list[dict[str, str]]

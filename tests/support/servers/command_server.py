@@ -56,18 +56,19 @@ LIBRARIES = {
         "transformers.models.llama.modeling_llama",
     ),
 }
-HOOKED = ("tasks.cli.app", "train.__main__")
+HOOKED = ("packcorpus.tasks.cli.app", "packcorpus.train.__main__")
 
 
 def preload(package: str) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
-    for name in (*LIBRARIES[package], package):
+    ours = f"packcorpus.{package}"
+    for name in (*LIBRARIES[package], ours):
         importlib.import_module(name)
-    for found in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
+    for found in pkgutil.walk_packages(sys.modules[ours].__path__, f"{ours}."):
         if found.name not in HOOKED:
             importlib.import_module(found.name)
     for model in models(BaseModel):
-        if model.__module__.startswith("tasks."):
+        if model.__module__.startswith("packcorpus.tasks."):
             model.model_rebuild()  # which would otherwise wait until a fork needs it
     if package == "train":
         warm()
@@ -91,7 +92,7 @@ def warm() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    from train.loop.record import versions
+    from packcorpus.train.loop.record import versions
 
     versions()
     get_checkpoint_conversion_mapping("llama")
@@ -178,7 +179,7 @@ def become(request: dict[str, Any]) -> None:
 def run(words: list[str]) -> None:
     """Run luigi, packcorpus, or python with these arguments."""
     if "torch" in sys.modules and "TEST_WITHOUT_PICTURE" in os.environ:  # NO_PICTURE of tests/support/commands.py
-        from train.loop import record
+        from packcorpus.train.loop import record
 
         record.picture = lambda *_: b""
     program, *words = words
@@ -195,7 +196,7 @@ def run(words: list[str]) -> None:
     elif os.path.basename(program) == "packcorpus":
         sys.argv = [program, *words]
         sys.path[0] = os.path.dirname(program)
-        from tasks.cli import app
+        from packcorpus.tasks.cli import app
 
         os.execv = hand_over  # type: ignore[assignment]
         sys.exit(app.main())

@@ -39,12 +39,13 @@ def install() -> None:
 
     Other short processes of the pipeline remain processes.
     """
-    import pipeline.graph
+
+    from packcorpus.pipeline import graph
 
     class Subprocess:
-        Popen, run = Training, pipeline.graph.subprocess.run
+        Popen, run = Training, graph.subprocess.run
 
-    pipeline.graph.subprocess = Subprocess  # type: ignore[assignment]
+    graph.subprocess = Subprocess  # type: ignore[assignment]
 
 
 def _run(words: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from support.commands import ROOT
 
-from tasks.stores.urls import SCRATCH
+from packcorpus.tasks.stores.urls import SCRATCH
 
 LIMIT = 300.0  # seconds for a node to start, with other processes; it takes five
 # A node is lost after five checks that fail at once. A node that is only slow has 10 s to answer each check.

@@ -65,7 +65,7 @@ def in_folder(folder: Path) -> Any:
     """Return a store whose objects are the files of a local folder."""
     from obstore.store import LocalStore
 
-    from tasks.stores.bucket import Bucket
+    from packcorpus.tasks.stores.bucket import Bucket
 
     folder.mkdir(parents=True, exist_ok=True)
     return Bucket(f"file://{folder}", LocalStore(folder))

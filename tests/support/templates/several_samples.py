@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.conversations.model import Conversation
-from tasks.recipe import Recipe
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.spans import Sample, Span, Template, ends_of_samples, up_to
+from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.spans import Sample, Span, Template, ends_of_samples, up_to
 
 
 class Strips(Template):

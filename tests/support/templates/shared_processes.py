@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from tasks.templates.jinja import renderer as jinja2_process
-from tasks.templates.jinja import template
-from tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja import renderer as jinja2_process
+from packcorpus.tasks.templates.jinja import template
+from packcorpus.tasks.templates.jinja.renderer import Renderer
 
 MOST = 40  # processes
 

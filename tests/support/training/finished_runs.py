@@ -19,15 +19,15 @@ import orjson
 import torch
 from support.training.architectures import ARCHITECTURES, build
 
-from tasks.storage.files import sha256_of, to_json
-from train.config import TrainingConfig
-from train.loop.run_folder import model_digest
-from train.merge import merge_run
-from train.merge.find_run import find_base, find_run
-from train.merge.merge_run import merge
-from train.model.base_model import read_config
-from train.model.checkpoint import auto_class
-from train.model.qlora import add_adapter
+from packcorpus.tasks.storage.files import sha256_of, to_json
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.run_folder import model_digest
+from packcorpus.train.merge import merge_run
+from packcorpus.train.merge.find_run import find_base, find_run
+from packcorpus.train.merge.merge_run import merge
+from packcorpus.train.model.base_model import read_config
+from packcorpus.train.model.checkpoint import auto_class
+from packcorpus.train.model.qlora import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
 RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}

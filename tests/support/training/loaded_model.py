@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from support.training.tiny_training import packed_rows, tiny_model
 
-from train.config import TrainingConfig
-from train.model.attention import Collator
-from train.model.qlora import load_model
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.qlora import load_model
 
 
 def save_base(folder: Path, **sizes: Any) -> Path:

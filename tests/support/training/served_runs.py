@@ -17,9 +17,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged
 
-from train.certify.finding import Finding, Subject
-from train.merge.find_run import base_of, find_run
-from train.merge.other_files import find_facts
+from packcorpus.train.certify.finding import Finding, Subject
+from packcorpus.train.merge.find_run import base_of, find_run
+from packcorpus.train.merge.other_files import find_facts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

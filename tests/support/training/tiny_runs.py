@@ -28,7 +28,7 @@ from support.training.multimodal import MULTIMODAL
 from support.training.multimodal import build as build_multimodal
 from support.training.tiny_training import Row, rows_of
 
-from train.__main__ import main
+from packcorpus.train.__main__ import main
 
 LENGTH, STEPS, SEED = 128, 3, 42
 # Transformers computes the loss of single conversations with other shapes, which rounds differently.
@@ -90,7 +90,7 @@ def trained(base: Path, output: Path, *options: str, ranks: int = 1) -> tuple[di
     """Run the command; return training.json, or {} and the text of the error."""
     words = words_of(base, output, *options)
     if ranks == 1:
-        text = command(ROOT, sys.executable, "-m", "train", *words, **NO_PICTURE).stderr
+        text = command(ROOT, sys.executable, "-m", "packcorpus.train", *words, **NO_PICTURE).stderr
     else:
         code = "import json, sys; from support.training.tiny_runs import in_ranks; in_ranks(*json.loads(sys.argv[1]))"
         text = in_fork_with_torch(ROOT, "-c", code, json.dumps([ranks, words]), **NO_PICTURE).stderr

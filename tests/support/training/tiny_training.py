@@ -37,7 +37,7 @@ from transformers import (
 )
 from transformers import modeling_flash_attention_utils as flash_utils
 
-from train.model import attention
+from packcorpus.train.model import attention
 
 LENGTH, VOCABULARY = 256, 500
 SOURCES = [{"path": str(ROOT / "data" / "sample" / name)} for name in ("alpaca.json", "questions.csv")] + [

@@ -94,7 +94,7 @@ def _become(plan: dict, node: int) -> None:  # type: ignore[type-arg]
         command_server.run(request["words"])
         return
     words = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
-    words += ["--master-port", str(plan["port"]), "--shutdown-timeout", "600", "-m", "train"]
+    words += ["--master-port", str(plan["port"]), "--shutdown-timeout", "600", "-m", "packcorpus.train"]
     sys.argv = ["torchrun", *words, *plan["arguments"][node]]
     from torch.distributed.run import main
 

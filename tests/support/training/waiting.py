@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.packing.balance import idle_share
+from packcorpus.tasks.packing.balance import idle_share
 
 
 def idle_of_steps(squares: np.ndarray, ranks: int, rows_per_rank: int, linear: int) -> float:

@@ -11,13 +11,13 @@ from reference.sections import STYLES, trained
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind, tokenize
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import Reject
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.placeholders import blank, shape_of
-from tasks.templates.sections import ALL_SECTIONS, Sections
-from tasks.templates.spans import TEXT, Sample, Turns, trained_turns
-from tasks.tokenization.samples import segments_of
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.placeholders import blank, shape_of
+from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
+from packcorpus.tasks.templates.spans import TEXT, Sample, Turns, trained_turns
+from packcorpus.tasks.tokenization.samples import segments_of
 
 KIND = "hf_byte_level"
 FEW = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])

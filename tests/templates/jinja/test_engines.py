@@ -33,11 +33,11 @@ from support.templates.modern_templates import (
     TEXT_ARGUMENTS,
 )
 
-from tasks.core.errors import DataError, Reject
-from tasks.templates.jinja import renderer
-from tasks.templates.jinja.engines import COMPARED, TRIALS, Engines, FastTemplate, Unsure, is_sure
-from tasks.templates.jinja.renderer import Renderer
-from tasks.templates.jinja.rendering import Job, Rendering
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.templates.jinja import renderer
+from packcorpus.tasks.templates.jinja.engines import COMPARED, TRIALS, Engines, FastTemplate, Unsure, is_sure
+from packcorpus.tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja.rendering import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 

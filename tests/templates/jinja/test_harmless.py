@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.tokenizer_kinds import CHATML_JINJA, open_kind
 
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.sources.model import SourceFile
-from tasks.templates.jinja.control_strings import Harmless
-from tasks.templates.jinja.environment import chat_environment
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.templates.jinja.control_strings import Harmless
+from packcorpus.tasks.templates.jinja.environment import chat_environment
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.tokenization.prepare import Preparer
 
 KINDS = ("hf_byte_level", "sp_bpe_chatml")
 FILE = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)

@@ -45,15 +45,15 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, Message
-from tasks.core.errors import DataError, Reject, UsageError
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.jinja import renderer
-from tasks.templates.jinja.control_strings import ControlStrings
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.core.errors import DataError, Reject, UsageError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.templates.jinja import renderer
+from packcorpus.tasks.templates.jinja.control_strings import ControlStrings
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template

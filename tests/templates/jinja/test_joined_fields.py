@@ -25,10 +25,10 @@ from sentencepiece import sentencepiece_model_pb2
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path, tokenize
 
-from tasks.core.errors import PackError
-from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 
 KINDS = ("hf_byte_level", "sp_bpe_chatml")
 PRIVATE = ("\ue000", "\ue001", "\ue002", "\U000f0000")

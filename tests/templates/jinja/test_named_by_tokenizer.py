@@ -16,15 +16,15 @@ from support.small_corpus import make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 from transformers import AutoTokenizer
 
-from tasks.conversations.messages import MESSAGES
-from tasks.core.errors import DataError, Reject, UsageError
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.recipe import Recipe
-from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja.engines import BothEngines
-from tasks.templates.jinja.template import ByTools, JinjaTemplate
-from tasks.templates.spans import Span, Template
-from tasks.verification.verify import verify
+from packcorpus.tasks.conversations.messages import MESSAGES
+from packcorpus.tasks.core.errors import DataError, Reject, UsageError
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.jinja.engines import BothEngines
+from packcorpus.tasks.templates.jinja.template import ByTools, JinjaTemplate
+from packcorpus.tasks.templates.spans import Span, Template
+from packcorpus.tasks.verification.verify import verify
 
 TALK: list[dict[str, Any]] = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 CALLED: list[dict[str, Any]] = [

@@ -19,18 +19,18 @@ from support.small_corpus import make_recipe, pack_corpus
 from support.templates.jinja_sources import CHATML_MARKED
 from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, reference
 
-from tasks.conversations.messages import MESSAGES
-from tasks.conversations.model import Conversation, Message, content_digest, whole_text
-from tasks.core.errors import Reject
-from tasks.sources.model import SourceFile
-from tasks.storage.manifest import load_manifest
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.engines import MOST_OPTIONS, Engines
-from tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
-from tasks.templates.spans import Sample, trained_turns
-from tasks.tokenization.prepare import Preparer, comparable
-from tasks.tokenization.samples import prepare_spans, roles_of
-from tasks.tokenization.skeletons import skeletons_of
+from packcorpus.tasks.conversations.messages import MESSAGES
+from packcorpus.tasks.conversations.model import Conversation, Message, content_digest, whole_text
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.jinja.engines import MOST_OPTIONS, Engines
+from packcorpus.tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
+from packcorpus.tasks.templates.spans import Sample, trained_turns
+from packcorpus.tasks.tokenization.prepare import Preparer, comparable
+from packcorpus.tasks.tokenization.samples import prepare_spans, roles_of
+from packcorpus.tasks.tokenization.skeletons import skeletons_of
 
 KIND = "hf_byte_level"
 
@@ -213,7 +213,7 @@ def test_an_option_that_is_a_part_of_a_control_string_is_compared_as_it_is() -> 
 @pytest.mark.parametrize("drop", [False, True])
 def test_settings_keep_the_options(drop: bool) -> None:
     """Other settings change the messages."""
-    from tasks.templates.adjust import Adjust
+    from packcorpus.tasks.templates.adjust import Adjust
 
     template = JinjaTemplate(
         "t", THINKS, open_kind(KIND), "assistant", "2026-01-01", adjust=Adjust(drop, None if drop else "Be brief.")
@@ -312,7 +312,7 @@ def test_control_strings_in_parts_stay_text() -> None:
 
 
 def test_dropped_reasoning_is_not_in_the_parts() -> None:
-    from tasks.templates.adjust import Adjust
+    from packcorpus.tasks.templates.adjust import Adjust
 
     template = JinjaTemplate("t", READS_BOTH, open_kind(KIND), "assistant", "2026-01-01", adjust=Adjust(True))
     conversation = in_parts(("user", "2+2?"), ("assistant", "<think>\nTwo.\n</think>\n\n4", "."))

@@ -18,12 +18,12 @@ import pytest
 from support.commands import ROOT
 from support.tokenizer_kinds import open_kind
 
-from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja import renderer as jinja2_process
-from tasks.templates.jinja.control_strings import ControlStrings
-from tasks.templates.jinja.environment import prepare_compiler
-from tasks.templates.jinja.renderer import Renderer
-from tasks.templates.jinja.rendering import Job, Rendering
+from packcorpus.tasks.core.errors import DataError, PackError, Reject
+from packcorpus.tasks.templates.jinja import renderer as jinja2_process
+from packcorpus.tasks.templates.jinja.control_strings import ControlStrings
+from packcorpus.tasks.templates.jinja.environment import prepare_compiler
+from packcorpus.tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja.rendering import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -145,7 +145,7 @@ MOODY = (
 
 @pytest.mark.parametrize("call", [1, 100, 1 << 17])
 def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.templates.jinja.renderer.CALL", call)
+    monkeypatch.setattr("packcorpus.tasks.templates.jinja.renderer.CALL", call)
     monkeypatch.setattr(jinja2_process, "SECONDS", 0.2)
     renderer = open_renderer(MOODY)
     works = [str(number) for number in range(20)]

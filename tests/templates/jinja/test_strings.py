@@ -9,7 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.templates.jinja.control_strings import Unchanged
+from packcorpus.tasks.templates.jinja.control_strings import Unchanged
 
 KEYS, ROLES = ("role", "content"), ("user", "tool")
 

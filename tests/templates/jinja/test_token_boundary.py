@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizer_kinds import open_kind
 
-from tasks.conversations.model import Conversation, Message
-from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.splitting import TokenBoundary
-from tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.jinja.splitting import TokenBoundary
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 
 TEXTS = st.lists(st.sampled_from(["\n", " ", "a", "the", "\n\n", "</think>", ".", "é"]), max_size=4).map("".join)
 KINDS = ["hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram", "sp_bpe_chatml"]

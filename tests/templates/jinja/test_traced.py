@@ -30,11 +30,11 @@ from support.templates.modern_templates import (
 )
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
-from tasks.core.errors import DataError
-from tasks.templates.jinja.environment import ChatTemplate, chat_environment
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.tokenization.skeletons import Skeleton
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.templates.jinja.environment import ChatTemplate, chat_environment
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
+from packcorpus.tasks.tokenization.skeletons import Skeleton
 
 KIND = "hf_byte_level"
 # For each template separately.

@@ -23,12 +23,12 @@ from support.training.finished_runs import finished_run, merged, run_on
 from support.training.served_runs import CHATML, Served, make_corpus, make_run, update
 from transformers import AutoConfig, AutoTokenizer, Gemma3ForConditionalGeneration, Qwen3VLForConditionalGeneration
 
-from tasks.storage.files import sha256_of
-from train.certify.adapter_checks import check_adapter, check_names
-from train.certify.command import certify
-from train.certify.finding import Finding, table, verdict
-from train.certify.model_checks import check_logits, check_stops, check_weights
-from train.certify.prompt_checks import check_ids, check_template
+from packcorpus.tasks.storage.files import sha256_of
+from packcorpus.train.certify.adapter_checks import check_adapter, check_names
+from packcorpus.train.certify.command import certify
+from packcorpus.train.certify.finding import Finding, table, verdict
+from packcorpus.train.certify.model_checks import check_logits, check_stops, check_weights
+from packcorpus.train.certify.prompt_checks import check_ids, check_template
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +379,7 @@ def test_a_tensor_that_is_missing(served: Served) -> None:
 
 
 def test_a_model_that_does_not_fit_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.certify.model_checks.places_that_fit", lambda *_: [])
+    monkeypatch.setattr("packcorpus.train.certify.model_checks.places_that_fit", lambda *_: [])
     [finding] = check_logits(served.subject())
     assert finding.result == "skipped"
     assert "does not fit into the" in finding.text
@@ -418,7 +418,7 @@ def test_vllm_is_asked_if_it_is_installed(served: Served, monkeypatch: pytest.Mo
     module.get_tokenizer = lambda folder, **_: AutoTokenizer.from_pretrained(folder)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
-    monkeypatch.setattr("train.certify.prompt_checks.find_spec", lambda name: name == "vllm")
+    monkeypatch.setattr("packcorpus.train.certify.prompt_checks.find_spec", lambda name: name == "vllm")
     [*_, last] = [each for each in check_template(served.subject()) if each.check == "vLLM"]
     assert last == Finding("vLLM", "merged", "ok", "vLLM renders 60 prompts as in training")
     module.get_tokenizer = lambda folder, **_: AutoTokenizer.from_pretrained(served.base)  # type: ignore[attr-defined]

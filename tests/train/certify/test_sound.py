@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.training.served_runs import CORPORA, SOUND, make_corpus, make_run
 
-from train.certify.command import certify, main
+from packcorpus.train.certify.command import certify, main
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_without_the_sources_the_prompts_are_examples(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line_and_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
-    from train.__main__ import main as of_train
+    from packcorpus.train.__main__ import main as of_train
 
     assert of_train(["certify", *words, "--root", str(tmp_path)]) == code
     assert message in capsys.readouterr().err

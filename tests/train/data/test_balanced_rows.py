@@ -19,14 +19,14 @@ from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import LENGTH, tiny_model
 from support.training.waiting import idle_of_steps
 
-from tasks import recipe
-from tasks.config import Balance
-from tasks.storage.shards import statistics_of_split
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.feed import line_of_rows, open_feed, why_unbalanced
-from train.loop.trainer import arguments
+from packcorpus.tasks import recipe
+from packcorpus.tasks.config import Balance
+from packcorpus.tasks.storage.shards import statistics_of_split
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.feed import line_of_rows, open_feed, why_unbalanced
+from packcorpus.train.loop.trainer import arguments
 
 ROWS = 8  # of a step: 4 ranks × 2 rows
 BALANCE = Balance(ranks=4, rows_per_rank=2)

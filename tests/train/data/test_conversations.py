@@ -23,13 +23,13 @@ from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, h
 from support.training.architectures import build
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.core.errors import DataError, InputMissing, PackError
-from train.config import TrainingConfig
-from train.data.conversations import SFT_SETTINGS, Counts, padding_tokenizer, sft_dataset
-from train.data.corpus import Corpus, open_corpus
-from train.loop.feed import ConversationFeed
-from train.loop.trainer import arguments
-from train.model.qlora import add_adapter
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.conversations import SFT_SETTINGS, Counts, padding_tokenizer, sft_dataset
+from packcorpus.train.data.corpus import Corpus, open_corpus
+from packcorpus.train.loop.feed import ConversationFeed
+from packcorpus.train.loop.trainer import arguments
+from packcorpus.train.model.qlora import add_adapter
 
 IGNORED = -100
 
@@ -195,7 +195,7 @@ def test_what_is_left_out_of_answers_equals_format_3(settings: dict[str, Any], t
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.tokenize_part.BATCH_BYTES", 2000)  # several batches
+    monkeypatch.setattr("packcorpus.tasks.tokenization.tokenize_part.BATCH_BYTES", 2000)  # several batches
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")
@@ -292,14 +292,14 @@ def test_rows_with_tools_are_rendered_with_their_own_template(tmp_path: Path) ->
 
 def test_tokens_that_differ_from_the_index_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False, template="plain")
-    monkeypatch.setattr("tasks.tokenization.samples._has_leading_space", lambda *_: False)
+    monkeypatch.setattr("packcorpus.tasks.tokenization.samples._has_leading_space", lambda *_: False)
     with pytest.raises(DataError, match=r"row \d+ yields \d+ tokens, .* but the index records"):
         sft_dataset(corpus)
 
 
 def test_a_different_rendering_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
-    monkeypatch.setattr("tasks.templates.families.chatml.full_text", lambda message: message.content.upper())
+    monkeypatch.setattr("packcorpus.tasks.templates.families.chatml.full_text", lambda message: message.content.upper())
     with pytest.raises(DataError, match=r"row 0: template chatml does not render the text of the row"):
         sft_dataset(corpus)
 

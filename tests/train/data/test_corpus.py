@@ -17,11 +17,11 @@ from support.commands import ROOT
 from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_rows, shards_of, sign, write_rows
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.storage.layout import RowLayout
-from tasks.storage.schemas import row_schema
-from tasks.storage.shards import read_verified
-from train.data.corpus import open_corpus
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.tasks.storage.schemas import row_schema
+from packcorpus.tasks.storage.shards import read_verified
+from packcorpus.train.data.corpus import open_corpus
 
 NAME = "train-00000-of-00001.arrow"
 
@@ -301,8 +301,7 @@ def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
 
 
 def test_opening_a_corpus_loads_no_torch(made: Path) -> None:
-    code = (
-        "import sys; from train.data.corpus import open_corpus; open_corpus(sys.argv[1]); print('torch' in sys.modules)"
-    )
+    code = "import sys; from packcorpus.train.data.corpus import open_corpus as read; read(sys.argv[1]); "
+    code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(made)], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -23,10 +23,10 @@ from support.packed_rows import COLUMNS, LENGTH, pack_small, random_rows, shards
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, default_data_collator
 
-from tasks.core.errors import DataError, PackError
-from train.data import dataset as module
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
+from packcorpus.tasks.core.errors import DataError, PackError
+from packcorpus.train.data import dataset as module
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
 
 KEPT = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
 LOADS = ("memory", "mmap")

@@ -19,7 +19,7 @@ from support.packed_rows import folder_of, pack_small
 from trl import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tasks.exports.export import export_corpus
+from packcorpus.tasks.exports.export import export_corpus
 
 GUIDE = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
 

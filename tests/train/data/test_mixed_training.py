@@ -26,13 +26,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.feed import PackedFeed, empty_row, open_feed, slices_of
-from train.loop.record import count_steps
-from train.loop.trainer import arguments
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.feed import PackedFeed, empty_row, open_feed, slices_of
+from packcorpus.train.loop.record import count_steps
+from packcorpus.train.loop.trainer import arguments
 
 LENGTHS = [96, 192]
 ROWS = 4  # rows of 192 tokens per step; or 8 of 96

@@ -18,16 +18,16 @@ from support.row_shapes import read_corpus
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import force_attention, gradients, largest_difference, plain_kernels, tiny_model
 
-from tasks import recipe as recipe_module
-from tasks.core.errors import DataError
-from tasks.corpus import shards
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.feed import open_feed
-from train.loop.trainer import arguments
-from train.model.attention import Collator
-from train.model.isolation import check_isolation, choose_rows, require_isolation
+from packcorpus.tasks import recipe as recipe_module
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.corpus import shards
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.feed import open_feed
+from packcorpus.train.loop.trainer import arguments
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.isolation import check_isolation, choose_rows, require_isolation
 
 NAME = "train-00000-of-00001.arrow"
 ALIGNED = {"format_version": "3.1", "sequence_length": str(LENGTH), "align": "8"}

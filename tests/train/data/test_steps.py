@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tasks.config import Balance
-from train.loop.feed import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
+from packcorpus.tasks.config import Balance
+from packcorpus.train.loop.feed import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
 
 LENGTHS = (32, 64)
 FILLER = "filler"

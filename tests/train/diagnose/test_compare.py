@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.diagnose.compare import (
+from packcorpus.train.diagnose.compare import (
     FEWEST,
     MOST,
     WORTHWHILE,
@@ -32,7 +32,7 @@ from train.diagnose.compare import (
     to_repeat,
     winners,
 )
-from train.diagnose.factors import COMBINED, Trial
+from packcorpus.train.diagnose.factors import COMBINED, Trial
 
 positive = st.floats(0.1, 1e6)
 

@@ -21,18 +21,18 @@ from rich.console import Console
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.core.errors import PackError, UsageError
-from tasks.storage.corpus_folder import changed_files
-from tasks.storage.manifest import load_manifest
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.diagnose import command as diagnose
-from train.diagnose import compare, factors
-from train.diagnose.command import Diagnosis
-from train.diagnose.compare import Outcome, speedups
-from train.diagnose.factors import Trial
-from train.diagnose.trials import Runner, failure, lost, outcome_of, replan, unused_option
-from train.measures import PHASES
+from packcorpus.tasks.core.errors import PackError, UsageError
+from packcorpus.tasks.storage.corpus_folder import changed_files
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.diagnose import command as diagnose
+from packcorpus.train.diagnose import compare, factors
+from packcorpus.train.diagnose.command import Diagnosis
+from packcorpus.train.diagnose.compare import Outcome, speedups
+from packcorpus.train.diagnose.factors import Trial
+from packcorpus.train.diagnose.trials import Runner, failure, lost, outcome_of, replan, unused_option
+from packcorpus.train.measures import PHASES
 
 LENGTH = 512
 
@@ -41,7 +41,7 @@ LENGTH = 512
 # is the same on a loaded machine.
 SLOW_ROWS = """
 import sys, time
-from train.diagnose.worker import main
+from packcorpus.train.diagnose.worker import main
 from transformers import Trainer
 
 plain = Trainer.training_step

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import TrainingConfig
-from train.diagnose.factors import (
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.diagnose.factors import (
     CHANGES_MEMORY,
     FACTORS,
     LEARNS_OTHERWISE,

@@ -13,11 +13,11 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from train.config import TrainingConfig
-from train.diagnose.factors import Trial
-from train.diagnose.trials import Runner
-from train.diagnose.worker import Kept, copy_of
-from train.model import qlora
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.diagnose.factors import Trial
+from packcorpus.train.diagnose.trials import Runner
+from packcorpus.train.diagnose.worker import Kept, copy_of
+from packcorpus.train.model import qlora
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {}, {"activation_checkpointing": False}, {"attention": "eager", "lora_r": 4}, {"fused_loss": True}, {},

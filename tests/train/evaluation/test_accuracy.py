@@ -14,12 +14,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, tiny_model
 from support.training.validation import evaluated
 
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.loop.feed import PackedFeed
-from train.loop.trainer import arguments
-from train.model import token_loss
-from train.model.token_loss import fuse_loss
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.loop.feed import PackedFeed
+from packcorpus.train.loop.trainer import arguments
+from packcorpus.train.model import token_loss
+from packcorpus.train.model.token_loss import fuse_loss
 
 
 @pytest.fixture(scope="module")

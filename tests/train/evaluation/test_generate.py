@@ -12,10 +12,10 @@ import torch
 from support.training.architectures import ARCHITECTURES, TRAINS, build
 from support.training.tiny_training import force_attention, plain_kernels, tiny_model
 
-from train.config import TrainingConfig
-from train.evaluation import generating, greedy
-from train.model.attention import separate_by_positions
-from train.model.qlora import add_adapter
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.evaluation import generating, greedy
+from packcorpus.train.model.attention import separate_by_positions
+from packcorpus.train.model.qlora import add_adapter
 
 PROMPT, LIMIT = list(range(5, 45)), 12
 
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_whole_passes(name: str) -> None:
 @pytest.mark.parametrize("backend", ["varlen", "flash2", "flex"])
 def test_a_backend_of_packed_rows_is_replaced_and_restored(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     plain_kernels(monkeypatch)
-    monkeypatch.setattr("train.model.attention.unavailable_reason", lambda *_: None)
+    monkeypatch.setattr("packcorpus.train.model.attention.unavailable_reason", lambda *_: None)
     expected = whole_passes(tiny_model().eval(), PROMPT, LIMIT)
     model = tiny_model()
     force_attention(model, backend)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import TrainingConfig
-from train.evaluation import described, history, outcome, unused
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.evaluation import described, history, outcome, unused
 
 LOSSES = st.lists(st.sampled_from([1.0, 2.0, 2.5, 3.0, math.nan, math.inf]), max_size=12)
 

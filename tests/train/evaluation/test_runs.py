@@ -20,14 +20,14 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.validation import evaluated, with_adapter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from train import evaluation
-from train.__main__ import main
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop import checkpoints, record
-from train.loop.checkpoints import Checkpoints
-from train.loop.run_folder import RunFolder
-from train.loop.trainer import Measured
+from packcorpus.train import evaluation
+from packcorpus.train.__main__ import main
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop import checkpoints, record
+from packcorpus.train.loop.checkpoints import Checkpoints
+from packcorpus.train.loop.run_folder import RunFolder
+from packcorpus.train.loop.trainer import Measured
 
 LENGTH = 64
 ADAPTER = "adapter_model.safetensors"

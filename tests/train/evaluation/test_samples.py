@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, Row, tiny_model
 
-from tasks.encoders.tokenizer_files import open_tokenizer
-from train import evaluation
-from train.data.corpus import Corpus, open_corpus
-from train.data.dataset import PackedDataset
-from train.evaluation import (
+from packcorpus.tasks.encoders.tokenizer_files import open_tokenizer
+from packcorpus.train import evaluation
+from packcorpus.train.data.corpus import Corpus, open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.evaluation import (
     NAME,
     Prompt,
     Samples,
@@ -33,7 +33,7 @@ from train.evaluation import (
     samples_of,
     stop_tokens,
 )
-from train.loop.record import open_console
+from packcorpus.train.loop.record import open_console
 
 
 @pytest.fixture(scope="module")

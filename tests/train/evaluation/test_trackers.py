@@ -16,13 +16,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, tiny_model
 from transformers.integrations import integration_utils
 
-from tasks.core.errors import PartMissing, UsageError
-from train.config import TrainingConfig, load_training_config
-from train.data.corpus import open_corpus
-from train.evaluation import Decisions
-from train.loop.feed import PackedFeed
-from train.loop.trainer import arguments
-from train.machine import devices
+from packcorpus.tasks.core.errors import PartMissing, UsageError
+from packcorpus.train.config import TrainingConfig, load_training_config
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.evaluation import Decisions
+from packcorpus.train.loop.feed import PackedFeed
+from packcorpus.train.loop.trainer import arguments
+from packcorpus.train.machine import devices
 
 
 class Config(dict[str, Any]):

@@ -10,8 +10,8 @@ import pytest
 from support.damage.kinds import DAMAGES
 from support.training.gloo_ranks import gloo_ranks
 
-from tasks.core.errors import DataError
-from train.loop.checkpoints import COMPLETE, Checkpoints, Disk, newest_complete, newest_of_all, seal
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.loop.checkpoints import COMPLETE, Checkpoints, Disk, newest_complete, newest_of_all, seal
 
 CORPUS, OTHER = "a" * 64, "b" * 64
 
@@ -79,9 +79,9 @@ def test_a_rank_that_writes_removes_old_checkpoints_after_the_new_one_is_sealed(
 
 SEALED = """
 from pathlib import Path
-from tasks.core.errors import PackError
-from train.loop.checkpoints import exchange_random_states, newest_of_all
-from train.loop.checkpoints import Disk
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.train.loop.checkpoints import exchange_random_states, newest_of_all
+from packcorpus.train.loop.checkpoints import Disk
 folder = Path(given["folders"][rank])
 """
 NEWEST = """

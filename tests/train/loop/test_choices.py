@@ -13,14 +13,14 @@ import torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import tiny_model
 
-from train.__main__ import main
-from train.config import TrainingConfig
-from train.loop import micro_batch, run
-from train.loop.micro_batch import Choice, Trial
-from train.loop.run_folder import Choices
-from train.machine.devices import Device
-from train.model import options
-from train.model.options import Tried
+from packcorpus.train.__main__ import main
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop import micro_batch, run
+from packcorpus.train.loop.micro_batch import Choice, Trial
+from packcorpus.train.loop.run_folder import Choices
+from packcorpus.train.machine.devices import Device
+from packcorpus.train.model import options
+from packcorpus.train.model.options import Tried
 
 LENGTH = 128
 BEFORE = Choices("cpu", "fp32", 1, "sdpa", 4, 3, 99.5, [], [])
@@ -146,7 +146,7 @@ def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pyt
         return Tried(True, "compile: used: as asked", 0.5 if timed else float("nan"))
 
     monkeypatch.setattr(options, "try_compile", compiles)
-    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # it takes half of the time
+    monkeypatch.setattr("packcorpus.train.loop.record.picture", lambda *_: b"")  # it takes half of the time
     monkeypatch.setattr(options, "try_fused_loss", lambda *_: Tried(False, "fused_loss: not used: as asked"))
     manifest = pack_corpus(make_recipe(tmp_path, conversations(100, seed=3), sequence_length=LENGTH))
     tiny_model(adapter=False, num_hidden_layers=1, use_cache=True).save_pretrained(tmp_path / "tiny")

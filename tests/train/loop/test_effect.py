@@ -14,15 +14,15 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ARCHITECTURES, EXPERTS, HEAD, build
 from support.training.tiny_training import tiny_model
 
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.loop.callbacks import RankSpeed
-from train.loop.feed import PackedFeed
-from train.loop.record import Steps, _adapter, advice_of, warnings
-from train.loop.run import Run
-from train.loop.run_folder import Choices
-from train.model import states
-from train.model.qlora import add_adapter
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.loop.callbacks import RankSpeed
+from packcorpus.train.loop.feed import PackedFeed
+from packcorpus.train.loop.record import Steps, _adapter, advice_of, warnings
+from packcorpus.train.loop.run import Run
+from packcorpus.train.loop.run_folder import Choices
+from packcorpus.train.model import states
+from packcorpus.train.model.qlora import add_adapter
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
 
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.feed import PackedFeed, StepRows
-from train.loop.record import Steps, warnings
-from train.loop.run import Run
-from train.loop.run_folder import Choices
-from train.loop.trainer import arguments
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.feed import PackedFeed, StepRows
+from packcorpus.train.loop.record import Steps, warnings
+from packcorpus.train.loop.run import Run
+from packcorpus.train.loop.run_folder import Choices
+from packcorpus.train.loop.trainer import arguments
 
 Seen = list[bytes]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from support.commands import in_fork_with_torch
 
-from tasks.core.errors import Interrupted
-from train.loop.callbacks import Interruption
-from train.machine.process import SignalGuard
+from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.train.loop.callbacks import Interruption
+from packcorpus.train.machine.process import SignalGuard
 
 
 def step(interruption: Interruption) -> bool:
@@ -61,7 +61,7 @@ def test_a_signal_ends_a_process_that_waits_within_a_library(tmp_path: Path) -> 
 import os, signal, sys, threading, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-from train.machine import process
+from packcorpus.train.machine import process
 
 class Guard(process.SignalGuard):
     def end_at_once(self, number, frame):

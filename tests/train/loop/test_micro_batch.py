@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.training.tiny_training import LENGTH, packed_rows, tiny_model
 
-from tasks.core.errors import PartMissing
-from train.config import TrainingConfig
-from train.loop import micro_batch as micro_batch_module
-from train.loop.micro_batch import NEAR, Choice, find_micro_batch, micro_batch, rows_per_step, sizes
-from train.model.attention import Collator
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop import micro_batch as micro_batch_module
+from packcorpus.train.loop.micro_batch import NEAR, Choice, find_micro_batch, micro_batch, rows_per_step, sizes
+from packcorpus.train.model.attention import Collator
 
 BOUNDLESS = 1e18
 

@@ -14,9 +14,9 @@ import torch
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import TrainingArguments, default_data_collator
 
-from train.config import TrainingConfig
-from train.loop.callbacks import TRACE, UNTRACED, Profile
-from train.loop.trainer import Measured, arguments, one_gpu
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.callbacks import TRACE, UNTRACED, Profile
+from packcorpus.train.loop.trainer import Measured, arguments, one_gpu
 
 
 def trained(folder: Path, *callbacks: Any, steps: int = 5) -> dict[str, torch.Tensor]:

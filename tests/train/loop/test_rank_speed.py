@@ -12,7 +12,7 @@ from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import default_data_collator
 
-from train.loop.callbacks import WARM_UP, RankClock, RankSpeed, slow_ranks
+from packcorpus.train.loop.callbacks import WARM_UP, RankClock, RankSpeed, slow_ranks
 
 
 def speed(rank: int, tokens_per_second: float | None) -> RankSpeed:
@@ -71,7 +71,7 @@ def test_a_slow_rank_differs_from_one_that_waits_for_it() -> None:
     code = """
 import time, torch
 from torch.nn.parallel import DistributedDataParallel
-from train.loop.callbacks import RankClock, slow_ranks
+from packcorpus.train.loop.callbacks import RankClock, slow_ranks
 
 class Model(torch.nn.Module):
     def __init__(self):

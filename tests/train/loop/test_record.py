@@ -8,11 +8,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from train.loop import record
-from train.loop.record import data_wait, picture, smooth, summary
-from train.loop.run import unavailable
-from train.machine.devices import Device
-from train.measures import PHASES
+from packcorpus.train.loop import record
+from packcorpus.train.loop.record import data_wait, picture, smooth, summary
+from packcorpus.train.loop.run import unavailable
+from packcorpus.train.machine.devices import Device
+from packcorpus.train.measures import PHASES
 
 CPU: dict[str, Any] = {
     "step": 1, "loss": 2.0, "step_seconds": 1.0, "data_wait": 0.0, "memory_bytes": 1.0, "tokens_per_second": 10.0,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.errors import Busy, DataError, UsageError
-from tasks.storage.layout import RowLayout
-from train.config import WITHOUT_EFFECT, TrainingConfig, folder_digest
-from train.data.corpus import Corpus
-from train.loop import run_folder
-from train.loop.run_folder import Choices, RunFolder
+from packcorpus.tasks.core.errors import Busy, DataError, UsageError
+from packcorpus.tasks.storage.layout import RowLayout
+from packcorpus.train.config import WITHOUT_EFFECT, TrainingConfig, folder_digest
+from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.loop import run_folder
+from packcorpus.train.loop.run_folder import Choices, RunFolder
 
 CORPUS = Corpus(
     folder=Path("x"), format_version="3.0", key="a" * 64, sequence_length=64, manifest=None, splits={}, isolated=True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from train.loop.trainer import Measured
+from packcorpus.train.loop.trainer import Measured
 
 STEPS = 40
 

@@ -26,11 +26,11 @@ from support.training.architectures import ARCHITECTURES, build
 from support.training.validation import evaluated, with_adapter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from train.__main__ import main
-from train.data.conversations import sft_dataset
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.checkpoints import newest_complete
+from packcorpus.train.__main__ import main
+from packcorpus.train.data.conversations import sft_dataset
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.checkpoints import newest_complete
 
 LENGTH, VOCABULARY = 128, 500
 
@@ -63,7 +63,7 @@ def manifest_of(folder: Path, name: str = "packed") -> Path:
 def words(folder: Path, output: Path, *options: str, manifest: Path | None = None) -> list[str]:
     common = ["--device", "cpu", "--micro-batch", "1", "--tokens-per-step", str(2 * LENGTH), "--learning-rate", "5e-3"]
     where = ["--manifest", str(manifest or manifest_of(folder)), "--output", str(output)]
-    return [sys.executable, "-m", "train", *where, "--base-model", str(folder / "tiny"), *common, *options]
+    return [sys.executable, "-m", "packcorpus.train", *where, "--base-model", str(folder / "tiny"), *common, *options]
 
 
 def run(given: list[str], *, has_picture: bool = False) -> Done:

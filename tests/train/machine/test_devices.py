@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.core.errors import PartMissing
-from train.config import TrainingConfig
-from train.machine import devices
-from train.machine.devices import Device, Gpu
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine import devices
+from packcorpus.train.machine.devices import Device, Gpu
 
 H200 = Gpu("NVIDIA H200", 150_000_000_000, (9, 0))
 T4 = Gpu("Tesla T4", 15_000_000_000, (7, 5))

@@ -75,7 +75,7 @@ def log_of(folder: Path, name: str) -> list[tuple[int, float]]:
 
 def words_of(made: Any, kind: str, *options: str) -> list[str]:
     manifest, model = made(kind=kind)
-    words = ["-m", "train", "--manifest", str(manifest), "--base-model", str(model), "--device", "cpu"]
+    words = ["-m", "packcorpus.train", "--manifest", str(manifest), "--base-model", str(model), "--device", "cpu"]
     words += ["--tokens-per-step", str(TOKENS.get(kind, 8 * LENGTH)), "--epochs", "2", "--learning-rate", "5e-3"]
     words += ["--eval-every", "3", "--save-every", "2", "--activation-checkpointing", "false"]
     return [*words, *options]

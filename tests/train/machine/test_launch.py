@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT
 
-from train.machine.process import LAUNCHED, RankFailed, launch
+from packcorpus.train.machine.process import LAUNCHED, RankFailed, launch
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.commands import ROOT, process
 
-from train.__main__ import ALLOCATOR, _set_environment
-from train.machine.process import described, is_shortage, may_be_shortage
+from packcorpus.train.__main__ import ALLOCATOR, _set_environment
+from packcorpus.train.machine.process import described, is_shortage, may_be_shortage
 
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered.\nSearch for it in the docs")
 
@@ -47,7 +47,7 @@ print(os.getpid(), files, {signal.SIGINT, signal.SIGTERM} <= signal.pthread_sigm
 """
 RESTARTS = """
 import os, sys
-from train.machine.process import restart
+from packcorpus.train.machine.process import restart
 os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
 real = os.execv
 os.execv = lambda path, words: (print(os.getpid(), words[1:], flush=True), real(path, [path, "-c", sys.argv[1]]))
@@ -60,7 +60,7 @@ def test_the_process_is_replaced_by_the_same_command() -> None:
     done = process(ROOT, sys.executable, "-c", RESTARTS, REPORT, PYTHONPATH=str(ROOT))
     before, after = done.stdout.splitlines()
     pid = before.split()[0]
-    assert before == f"{pid} ['-P', '-m', 'train', '--manifest', 'x']"
+    assert before == f"{pid} ['-P', '-m', 'packcorpus.train', '--manifest', 'x']"
     assert after == f"{pid} [0, 1, 2] True"
     assert done.stderr == "why\n"
 

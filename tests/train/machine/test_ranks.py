@@ -15,9 +15,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import Interrupted
-from train.machine import process
-from train.machine.ranks import Place, differences, of_lost_rank
+from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.train.machine import process
+from packcorpus.train.machine.ranks import Place, differences, of_lost_rank
 
 # A line of torch or a library, rather than ours.
 RAW = re.compile(r"^[WE]\d{4} |Traceback|gloo|\.py:\d|E791|UserWarning|torch\.distributed", re.M)
@@ -61,8 +61,8 @@ def test_only_our_lines_reach_the_user(
     corpus: tuple[Path, Path], tmp_path: Path, rank: int, number: signal.Signals
 ) -> None:
     manifest, model = corpus
-    words = ["-m", "train", "--manifest", str(manifest), "--device", "cpu", "--gpus", "2", "--micro-batch", "1"]
-    words += ["--tokens-per-step", "128", "--max-steps", "500", "--output", str(tmp_path / "run")]
+    words = ["-m", "packcorpus.train", "--manifest", str(manifest), "--device", "cpu", "--gpus", "2"]
+    words += ["--micro-batch", "1", "--tokens-per-step", "128", "--max-steps", "500", "--output", str(tmp_path / "run")]
     words += ["--base-model", str(model)]
     with started(ROOT, *words, **NO_PICTURE) as process:
         output = ""
@@ -99,8 +99,8 @@ def test_what_differs_is_named_with_the_ranks_that_have_it() -> None:
 
 def test_an_error_of_one_rank_is_raised_on_all_and_shown_once_per_machine() -> None:
     code = """
-from tasks.core.errors import DataError, PackError
-from train.machine.ranks import together
+from packcorpus.tasks.core.errors import DataError, PackError
+from packcorpus.train.machine.ranks import together
 try:
     with together():
         if rank == 1:
@@ -129,8 +129,8 @@ except PackError as error:
 def test_shared_and_separate_folders_are_distinguished(folders: str, expected: object, tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from tasks.core.errors import PackError
-from train.loop.checkpoints import find_disk
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.train.loop.checkpoints import find_disk
 try:
     disk = find_disk(Path(given[rank]) / "run")
     result = [disk.shared, disk.writes]

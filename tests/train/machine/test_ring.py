@@ -22,8 +22,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import tiny_model
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from train.__main__ import main
-from train.machine import ranks
+from packcorpus.train.__main__ import main
+from packcorpus.train.machine import ranks
 
 FAILS_IN = {
     # The place, the error, and its text in the output.

@@ -17,8 +17,8 @@ from support.commands import ROOT, command
 from torch.distributed import launcher
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from train.machine import process, ranks
-from train.machine.process import LAUNCHED, RESTART
+from packcorpus.train.machine import process, ranks
+from packcorpus.train.machine.process import LAUNCHED, RESTART
 
 
 def test_a_slow_first_rank_is_waited_for_but_not_in_a_step(tmp_path: Path) -> None:

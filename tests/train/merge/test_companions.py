@@ -20,10 +20,10 @@ from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged
 from transformers import AutoTokenizer, GenerationConfig
 
-from tasks.encoders.auto_tokenizer import Comparison
-from tasks.encoders.tokenizer_files import find_tokenizer
-from train.merge.other_files import find_facts
-from train.model import base_model
+from packcorpus.tasks.encoders.auto_tokenizer import Comparison
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer
+from packcorpus.train.merge.other_files import find_facts
+from packcorpus.train.model import base_model
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -25,16 +25,16 @@ from support.training.tiny_training import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from tasks.core.errors import UsageError
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.merge import merge_run
-from train.merge.dequantized import dequantized_of, of_text
-from train.merge.find_run import find_base, find_run
-from train.merge.losses import FEWEST, pieces_of
-from train.merge.merge_run import without_weights
-from train.merge.tensors import PRECISIONS
-from train.model.qlora import load_model
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.merge import merge_run
+from packcorpus.train.merge.dequantized import dequantized_of, of_text
+from packcorpus.train.merge.find_run import find_base, find_run
+from packcorpus.train.merge.losses import FEWEST, pieces_of
+from packcorpus.train.merge.merge_run import without_weights
+from packcorpus.train.merge.tensors import PRECISIONS
+from packcorpus.train.model.qlora import load_model
 
 # Models whose linear layers reach bitsandbytes in different ways.
 KINDS = ("llama", "gpt2", "phi3", "qwen3_moe", "mamba", "zamba2")
@@ -183,7 +183,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         words += ["--max-steps", "12", "--micro-batch", "2", "--tokens-per-step", "512", "--learning-rate", "1e-2"]
         words += ["--output", str(root / "runs" / name)]
-        done = command(ROOT, sys.executable, "-m", "train", *words, **NO_PICTURE)
+        done = command(ROOT, sys.executable, "-m", "packcorpus.train", *words, **NO_PICTURE)
         assert done.returncode == 0, done.stderr
     return root
 

@@ -18,11 +18,11 @@ from support.damage.kinds import flip
 from support.training.finished_runs import finished_run, merged
 from transformers import AutoModelForCausalLM
 
-from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from train.config import TrainingConfig
-from train.merge.command import main
-from train.merge.find_run import find_base, find_run
-from train.model.base_model import build_small_llama, commit_of
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.merge.command import main
+from packcorpus.train.merge.find_run import find_base, find_run
+from packcorpus.train.model.base_model import build_small_llama, commit_of
 
 NAMES = ("mine-0123456789ab", "mine-2-abcdef012345", "other-abcdff012345")
 

@@ -23,13 +23,13 @@ from support.training.tiny_training import VOCABULARY
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import WeightRenaming
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.machine import devices
-from train.merge import merge_run, tensors, weights
-from train.merge.find_run import find_base, find_run
-from train.merge.weights import Adapter
-from train.model.qlora import add_adapter
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine import devices
+from packcorpus.train.merge import merge_run, tensors, weights
+from packcorpus.train.merge.find_run import find_base, find_run
+from packcorpus.train.merge.weights import Adapter
+from packcorpus.train.model.qlora import add_adapter
 
 # One model for each way in which tensors of the files become weights, or in which PEFT adapts them.
 KINDS = {

@@ -17,7 +17,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import build
 from transformers import AutoModelForCausalLM
 
-from train.model.quantization import nf4_of
+from packcorpus.train.model.quantization import nf4_of
 
 PYTHON = sys.executable
 
@@ -34,11 +34,11 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
     [manifest] = (tmp_path / "manifests").iterdir()
     given = ["--manifest", str(manifest), "--base-model", "tiny", "--device", "cpu", "--micro-batch", "1"]
     steps = ["--tokens-per-step", "64", "--max-steps", "4", "--learning-rate", "2e-2", "--warmup", "0"]
-    trained = command(tmp_path, PYTHON, "-m", "train", *given, *steps, **NO_PICTURE)
+    trained = command(tmp_path, PYTHON, "-m", "packcorpus.train", *given, *steps, **NO_PICTURE)
     assert trained.returncode == 0, trained.stderr
     record = Path(trained.stdout.splitlines()[-1])
 
-    done = command(tmp_path, PYTHON, "-m", "train", "merge", "small")
+    done = command(tmp_path, PYTHON, "-m", "packcorpus.train", "merge", "small")
     assert done.returncode == 0, done.stderr
     folder = Path("data/merged") / f"{record.parent.name}-fp32"
     assert done.stdout == f"{folder}\n"
@@ -62,9 +62,9 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
         )
     assert (found - expected).norm() < 1e-4 * (alone - expected).norm()
     assert values["config"]["quantization"] == "nf4"
-    other = command(tmp_path, PYTHON, "-m", "train", "merge", "small", "--base", "original")
+    other = command(tmp_path, PYTHON, "-m", "packcorpus.train", "merge", "small", "--base", "original")
     assert other.stdout == f"{folder}-original\n", other.stderr
-    again = command(ROOT, PYTHON, "-m", "train", "merge", values["key"][:8], "--root", str(tmp_path))
+    again = command(ROOT, PYTHON, "-m", "packcorpus.train", "merge", values["key"][:8], "--root", str(tmp_path))
     assert (again.returncode, again.stdout) == (0, f"{tmp_path / folder}\n"), again.stderr
     assert "already merged, nothing to do" in again.stderr
 
@@ -80,7 +80,7 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line_and_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
-    from train.__main__ import main
+    from packcorpus.train.__main__ import main
 
     assert main(["merge", *words, "--root", str(tmp_path)]) == code
     printed = capsys.readouterr()

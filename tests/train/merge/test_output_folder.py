@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.training.finished_runs import finished_run, merged, run_on
 
-from tasks.core.errors import Busy, PackError, StorageError, UsageError
-from train.merge import merge_run as command
-from train.merge.merge_run import being_written
+from packcorpus.tasks.core.errors import Busy, PackError, StorageError, UsageError
+from packcorpus.train.merge import merge_run as command
+from packcorpus.train.merge.merge_run import being_written
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tasks.core.errors import DataError
-from train.merge import tensors
-from train.merge.tensors import DTYPES, Place, Tensors, tensors_of_model, write_shards
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.merge import tensors
+from packcorpus.train.merge.tensors import DTYPES, Place, Tensors, tensors_of_model, write_shards
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 

@@ -17,11 +17,11 @@ from support.training.finished_runs import CORPUS, finished_run, merged, randomi
 from support.training.tiny_training import VOCABULARY
 from transformers import AutoModelForCausalLM
 
-from tasks.core.errors import DataError, StorageError
-from tasks.storage.files import read_json
-from train.config import TrainingConfig
-from train.merge import merge_run, weights
-from train.merge.tensors import NotInvertible
+from packcorpus.tasks.core.errors import DataError, StorageError
+from packcorpus.tasks.storage.files import read_json
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.merge import merge_run, weights
+from packcorpus.train.merge.tensors import NotInvertible
 
 ADAPTER = "adapter_model.safetensors"
 PREFIX = "base_model.model."

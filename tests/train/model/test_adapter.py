@@ -12,9 +12,9 @@ from support.training.architectures import ARCHITECTURES, EXPERTS, HEAD, MAMBA, 
 from support.training.tiny_training import tiny_model
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.model.qlora import add_adapter, left_out, target_experts, target_layers
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model.qlora import add_adapter, left_out, target_experts, target_layers
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 

@@ -24,15 +24,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from tasks.core.errors import PackError
-from train.config import TrainingConfig
-from train.measures import flops_per_token
-from train.model import isolation, states
-from train.model.attention import Collator, backend_to_load, batch_of
-from train.model.base_model import read_config
-from train.model.isolation import choose_rows, require_isolation
-from train.model.options import loss_and_gradient
-from train.model.qlora import load_model
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.measures import flops_per_token
+from packcorpus.train.model import isolation, states
+from packcorpus.train.model.attention import Collator, backend_to_load, batch_of
+from packcorpus.train.model.base_model import read_config
+from packcorpus.train.model.isolation import choose_rows, require_isolation
+from packcorpus.train.model.options import loss_and_gradient
+from packcorpus.train.model.qlora import load_model
 
 
 @cache

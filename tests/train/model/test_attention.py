@@ -14,10 +14,10 @@ from support.training.architectures import build
 from support.training.tiny_training import FAMILIES, LENGTH, force_attention, packed_rows, plain_kernels, tiny_model
 from transformers import default_data_collator
 
-from tasks.core.errors import PartMissing
-from train.config import Attention
-from train.model import attention
-from train.model.attention import (
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.config import Attention
+from packcorpus.train.model import attention
+from packcorpus.train.model.attention import (
     BACKENDS,
     BY_SEGMENTS,
     Collator,

@@ -21,10 +21,10 @@ from support.commands import ROOT, in_fork_with_torch
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import LlamaForCausalLM
 
-from tasks.core.errors import PartMissing
-from train.config import TrainingConfig
-from train.model import attention, isolation
-from train.model.isolation import LOADED, Trial, fastest, in_processes, run, try_apart
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import attention, isolation
+from packcorpus.train.model.isolation import LOADED, Trial, fastest, in_processes, run, try_apart
 
 CPU = torch.device("cpu")
 CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
@@ -75,7 +75,7 @@ def test_the_other_process_does_what_this_one_would(
 
     def in_fork(words: list[str], env: dict[str, str], **_: Any) -> Any:
         assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
-        assert words[:4] == [sys.executable, "-P", "-m", "train.model.isolation"]
+        assert words[:4] == [sys.executable, "-P", "-m", "packcorpus.train.model.isolation"]
         started.append(words)
         done = in_fork_with_torch(ROOT, *words[1:])
         assert (Path(words[4]) / LOADED).exists(), done.stderr
@@ -222,7 +222,7 @@ def test_a_process_that_stops_after_a_broken_gpu_is_replaced() -> None:
 
 
 def test_the_process_does_not_outlive_the_one_that_started_it(tmp_path: Path) -> None:
-    code = "import os, threading, time; from train.model.isolation import _end_with;"
+    code = "import os, threading, time; from packcorpus.train.model.isolation import _end_with;"
     child = f"{code} threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start(); time.sleep(60)"
     parent = (
         "import os, sys, time\n"

@@ -17,12 +17,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tasks.core.errors import DataError, InputMissing, StorageError
-from tasks.encoders.tokenizer_files import find_tokenizer
-from tasks.storage.manifest import Manifest, load_manifest
-from train.config import TrainingConfig
-from train.model import base_model as base_model_module
-from train.model.base_model import (
+from packcorpus.tasks.core.errors import DataError, InputMissing, StorageError
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import base_model as base_model_module
+from packcorpus.train.model.base_model import (
     base_model,
     build_small_llama,
     check_model,

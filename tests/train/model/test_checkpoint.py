@@ -11,12 +11,12 @@ import torch
 from support.training.loaded_model import save_base
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.model.attention import Collator
-from train.model.base_model import check_model, read_config, unreadable
-from train.model.checkpoint import POINTER, require_causal_text
-from train.model.qlora import load_model
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.base_model import check_model, read_config, unreadable
+from packcorpus.train.model.checkpoint import POINTER, require_causal_text
+from packcorpus.train.model.qlora import load_model
 
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 500,

@@ -17,12 +17,12 @@ from torch.autograd.graph import save_on_cpu
 from transformers import modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from train.__main__ import main
-from train.config import TrainingConfig
-from train.model import checkpointing, states
-from train.model.attention import Collator
-from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
-from train.model.qlora import add_adapter
+from packcorpus.train.__main__ import main
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import checkpointing, states
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
+from packcorpus.train.model.qlora import add_adapter
 
 WAYS: tuple[Checkpointing, ...] = (False, True, 1, 2, 3, "offload")
 
@@ -101,7 +101,7 @@ def test_the_ways_have_words() -> None:
 def test_a_run_of_a_model_that_does_not_support_it_succeeds(
     tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")
+    monkeypatch.setattr("packcorpus.train.loop.record.picture", lambda *_: b"")
     manifest = pack_corpus(make_recipe(tmp_path, conversations(40, seed=3), sequence_length=128))
     build("jetmoe", **ARCHITECTURES["jetmoe"][0]).save_pretrained(tmp_path / "base")
     words = [

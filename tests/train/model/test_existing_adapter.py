@@ -18,13 +18,13 @@ from support.training.architectures import ARCHITECTURES, build
 from support.training.tiny_training import packed_rows
 from transformers import Trainer, TrainingArguments
 
-from tasks.core.errors import DataError, UsageError
-from train.config import TrainingConfig, adapter_digest
-from train.measures import flops_per_token
-from train.model.attention import Collator
-from train.model.options import loss_and_gradient
-from train.model.qlora import add_adapter, load_model
-from train.model.token_loss import fuse_loss
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.train.config import TrainingConfig, adapter_digest
+from packcorpus.train.measures import flops_per_token
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.options import loss_and_gradient
+from packcorpus.train.model.qlora import add_adapter, load_model
+from packcorpus.train.model.token_loss import fuse_loss
 
 
 def base_of(folder: Path, name: str = "llama", **settings: Any) -> Path:

@@ -14,11 +14,11 @@ from support.training.loaded_model import batch_of
 from support.training.tiny_training import tiny_model
 from transformers import AutoModelForCausalLM
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.model import first_pass
-from train.model.first_pass import drop_unused, learn
-from train.model.qlora import left_out, load_model
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import first_pass
+from packcorpus.train.model.first_pass import drop_unused, learn
+from packcorpus.train.model.qlora import left_out, load_model
 
 
 def learned(model: Any) -> list[str]:

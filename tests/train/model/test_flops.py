@@ -8,8 +8,8 @@ from support.training.architectures import ARCHITECTURES, build
 from support.training.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from train.measures import flops_per_token, parameters, peak_flops
-from train.model.attention import Collator
+from packcorpus.train.measures import flops_per_token, parameters, peak_flops
+from packcorpus.train.model.attention import Collator
 
 ROWS = 2
 

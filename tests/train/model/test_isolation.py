@@ -24,11 +24,11 @@ from support.training.tiny_training import (
     tiny_model,
 )
 
-from tasks.core.errors import DataError, PartMissing
-from train.config import TrainingConfig
-from train.model import isolation
-from train.model.attention import BACKENDS, Collator, unavailable_reason
-from train.model.isolation import (
+from packcorpus.tasks.core.errors import DataError, PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import isolation
+from packcorpus.train.model.attention import BACKENDS, Collator, unavailable_reason
+from packcorpus.train.model.isolation import (
     Isolation,
     check_isolation,
     choose_rows,
@@ -37,7 +37,7 @@ from train.model.isolation import (
     number_conversations,
     require_isolation,
 )
-from train.model.qlora import infinite_weights, load_model
+from packcorpus.train.model.qlora import infinite_weights, load_model
 
 Batch = dict[str, Any]
 

@@ -9,8 +9,8 @@ import torch
 from support.training.architectures import EXPERTS, HEAD, WINDOW, build
 from support.training.tiny_training import LENGTH, packed_rows, tiny_model
 
-from train.model.attention import Collator, separate_by_positions
-from train.model.isolation import check_isolation, choose_rows
+from packcorpus.train.model.attention import Collator, separate_by_positions
+from packcorpus.train.model.isolation import check_isolation, choose_rows
 
 
 def gpt_oss() -> Any:

@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.integrations import liger as liger_of_transformers
 from transformers.models.llama import modeling_llama
 
-from train.config import TrainingConfig
-from train.machine.devices import compiler
-from train.model import attention, liger, options, token_loss
-from train.model.attention import Collator, autocast, use_attention
-from train.model.options import (
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.machine.devices import compiler
+from packcorpus.train.model import attention, liger, options, token_loss
+from packcorpus.train.model.attention import Collator, autocast, use_attention
+from packcorpus.train.model.options import (
     SAME,
     comparable,
     loss_and_gradient,
@@ -36,8 +36,8 @@ from train.model.options import (
     try_fused_loss,
     try_liger,
 )
-from train.model.qlora import add_adapter
-from train.model.token_loss import fuse_loss
+from packcorpus.train.model.qlora import add_adapter
+from packcorpus.train.model.token_loss import fuse_loss
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
 

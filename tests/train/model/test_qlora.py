@@ -21,11 +21,11 @@ from support.training.tiny_training import (
 )
 from transformers import FalconConfig, FalconForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from tasks.core.errors import DataError, PackError, PartMissing
-from train.config import TrainingConfig
-from train.measures import parameters, share_in_4_bits
-from train.model import base_model, qlora
-from train.model.qlora import check
+from packcorpus.tasks.core.errors import DataError, PackError, PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.measures import parameters, share_in_4_bits
+from packcorpus.train.model import base_model, qlora
+from packcorpus.train.model.qlora import check
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 

@@ -25,13 +25,13 @@ from support.training.mxfp4 import save_mxfp4
 from support.training.tiny_training import gradients, largest_difference
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from tasks.core.errors import DataError, UsageError
-from train.config import TrainingConfig
-from train.loop.trainer import Measured
-from train.measures import parameters
-from train.model import base_model, qlora, quantization
-from train.model.qlora import load_model, quantized
-from train.model.quantization import QuantizedExperts
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.trainer import Measured
+from packcorpus.train.measures import parameters
+from packcorpus.train.model import base_model, qlora, quantization
+from packcorpus.train.model.qlora import load_model, quantized
+from packcorpus.train.model.quantization import QuantizedExperts
 
 # Architectures whose code reads weights of linear layers directly, or has linear layers of its own.
 DIRECT: dict[str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ from support.training.loaded_model import save_base
 from support.training.tiny_runs import saved, words_of
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import DataError, PartMissing
-from train.config import TrainingConfig
-from train.model import qlora
-from train.model.refusal import named
+from packcorpus.tasks.core.errors import DataError, PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import qlora
+from packcorpus.train.model.refusal import named
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("pixels"), StopIteration(), Exception("odd")])
@@ -63,7 +63,7 @@ class Odd(torch.autograd.Function):
 
 plain = LlamaMLP.forward
 LlamaMLP.forward = lambda self, states: Odd.apply(plain(self, states))
-from train.__main__ import main
+from packcorpus.train.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -16,14 +16,14 @@ import pytest
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, HUGGING_FACE, KINDS, SENTENCEPIECE, kind_path
 
-from tasks.core.errors import DataError
-from tasks.encoders.auto_tokenizer import Comparison
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.manifest import Manifest, load_manifest
-from train import doctor
-from train.model import base_model
-from train.model.base_model import check_rows, compare_rows, differences
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.encoders.auto_tokenizer import Comparison
+from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer
+from packcorpus.tasks.storage.corpus_folder import checked_folder
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.train import doctor
+from packcorpus.train.model import base_model
+from packcorpus.train.model.base_model import check_rows, compare_rows, differences
 
 
 def files_of(kind: str) -> TokenizerFiles:

@@ -19,10 +19,10 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import UsageError
-from train.config import TrainingConfig
-from train.loop.trainer import Measured
-from train.model.qlora import check_ranks
+from packcorpus.tasks.core.errors import UsageError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.trainer import Measured
+from packcorpus.train.model.qlora import check_ranks
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("base", ["tiny", "experts"])
 def test_a_sharded_run_has_the_same_adapter_and_validation_loss(base: str, folder: Path) -> None:
     (manifest,) = (folder / "c" / "manifests").glob("*.json")
-    words = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(folder / base)]
+    words = [sys.executable, "-m", "packcorpus.train", "--manifest", str(manifest), "--base-model", str(folder / base)]
     words += ["--device", "cpu", "--gpus", "2", "--tokens-per-step", "256", "--micro-batch", "1", "--max-steps", "2"]
     words += ["--save-every", "1", "--learning-rate", "5e-3"]
     runs = {sharding: folder / f"{base}-{sharding}" for sharding in ("none", "full")}
@@ -70,7 +70,7 @@ def test_the_frozen_weights_of_a_layer_are_whole_only_while_it_runs() -> None:
     code = """
 import torch
 from support.training.tiny_training import tiny_model
-from train.model.qlora import shard, share_of_rank
+from packcorpus.train.model.qlora import shard, share_of_rank
 
 model = tiny_model(vocab_size=32)
 total = {name: weights.numel() for name, weights in model.named_parameters()}

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from support.training.architectures import ARCHITECTURES, STATE, build
 from support.training.tiny_training import LENGTH, Row, packed_rows, tiny_model
 
-from tasks.core.errors import DataError, PartMissing
-from train.config import TrainingConfig
-from train.model import states
-from train.model.attention import Collator, segments, separate_by_positions
-from train.model.isolation import check_isolation, choose_rows, require_isolation
-from train.model.qlora import add_adapter
+from packcorpus.tasks.core.errors import DataError, PartMissing
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.model import states
+from packcorpus.train.model.attention import Collator, segments, separate_by_positions
+from packcorpus.train.model.isolation import check_isolation, choose_rows, require_isolation
+from packcorpus.train.model.qlora import add_adapter
 
 # Convolutions alone, the gated delta rule, Mamba 2 alone, beside, and between attention, and Mamba 1.
 HYBRIDS = ("lfm2", "qwen3_next", "qwen3_5_text", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "jamba")

@@ -15,9 +15,9 @@ from support.training.tiny_training import gradients, largest_difference, tiny_m
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from train.model import token_loss
-from train.model.options import try_fused_loss
-from train.model.token_loss import fuse_loss
+from packcorpus.train.model import token_loss
+from packcorpus.train.model.options import try_fused_loss
+from packcorpus.train.model.token_loss import fuse_loss
 
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
 GEMMA = HEAD | WINDOW | {"query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0}

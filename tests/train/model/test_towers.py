@@ -21,20 +21,20 @@ from support.training.multimodal import CLASSES, MULTIMODAL, build, config_of
 from support.training.tiny_training import LENGTH, Row, packed_rows
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tasks.core.errors import PackError
-from train.certify.adapter_checks import lost_by_peft
-from train.config import TrainingConfig
-from train.loop.trainer import Measured
-from train.measures import flops_per_token
-from train.merge.find_run import Base
-from train.merge.merge_run import without_weights
-from train.model import isolation, states
-from train.model.attention import Collator, backend_to_load, batch_of
-from train.model.base_model import check_model, read_config
-from train.model.checkpoint import auto_class, require_causal_text
-from train.model.isolation import choose_rows, require_isolation
-from train.model.options import fuse_loss, loss_and_gradient
-from train.model.qlora import load_model
+from packcorpus.tasks.core.errors import PackError
+from packcorpus.train.certify.adapter_checks import lost_by_peft
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.loop.trainer import Measured
+from packcorpus.train.measures import flops_per_token
+from packcorpus.train.merge.find_run import Base
+from packcorpus.train.merge.merge_run import without_weights
+from packcorpus.train.model import isolation, states
+from packcorpus.train.model.attention import Collator, backend_to_load, batch_of
+from packcorpus.train.model.base_model import check_model, read_config
+from packcorpus.train.model.checkpoint import auto_class, require_causal_text
+from packcorpus.train.model.isolation import choose_rows, require_isolation
+from packcorpus.train.model.options import fuse_loss, loss_and_gradient
+from packcorpus.train.model.qlora import load_model
 
 CONFIG = TrainingConfig(quantization="none")
 # One for each way in which a checkpoint has its text decoder.

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.conversations.model import OPENAI_ROLES
-from tasks.core.printable import shown
-from tasks.templates.adjust import CLOSES, OPENS
-from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.conversations.model import OPENAI_ROLES
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.templates.adjust import CLOSES, OPENS
+from packcorpus.tasks.templates.jinja.turns.marks import Range, contents_of, places_of
 
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 

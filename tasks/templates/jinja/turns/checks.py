@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.conversations.model import DEVELOPER, Conversation, Message
-from tasks.core.errors import Reject
-from tasks.core.printable import shown
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import ReasoningForm, reasoning_of, without_reasoning
-from tasks.templates.jinja.control_strings import escaped
-from tasks.templates.jinja.expected_forms import ExpectedForms
-from tasks.templates.jinja.rendering import Rendering
-from tasks.templates.jinja.turns.locate import Located
-from tasks.templates.jinja.turns.marks import (
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.conversations.model import DEVELOPER, Conversation, Message
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import ReasoningForm, reasoning_of, without_reasoning
+from packcorpus.tasks.templates.jinja.control_strings import escaped
+from packcorpus.tasks.templates.jinja.expected_forms import ExpectedForms
+from packcorpus.tasks.templates.jinja.rendering import Rendering
+from packcorpus.tasks.templates.jinja.turns.locate import Located
+from packcorpus.tasks.templates.jinja.turns.marks import (
     REASONING_START,
     Range,
     Text,
@@ -40,7 +40,7 @@ from tasks.templates.jinja.turns.marks import (
     with_marks,
     without_marks,
 )
-from tasks.templates.placeholders import GAP, JSON_GAP
+from packcorpus.tasks.templates.placeholders import GAP, JSON_GAP
 
 # A text of so many characters is not found by chance.
 LONG = 16

@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from tasks.conversations.model import Conversation, Message
-from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import CLOSES, OPENS, reasoning_of, without_reasoning
-from tasks.templates.jinja.rendering import Job, Rendering
-from tasks.templates.jinja.splitting import TokenBoundary
-from tasks.templates.jinja.turns.answers import MOST_OF_MARKER
-from tasks.templates.jinja.turns.locate import Located
-from tasks.templates.jinja.turns.marks import Range, marked_messages, new_mark, without_marks
-from tasks.templates.sections import CROSSED, Sections, splits
+from packcorpus.tasks.conversations.model import Conversation, Message
+from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.encoders.encoder import Encoder
+from packcorpus.tasks.templates.adjust import CLOSES, OPENS, reasoning_of, without_reasoning
+from packcorpus.tasks.templates.jinja.rendering import Job, Rendering
+from packcorpus.tasks.templates.jinja.splitting import TokenBoundary
+from packcorpus.tasks.templates.jinja.turns.answers import MOST_OF_MARKER
+from packcorpus.tasks.templates.jinja.turns.locate import Located
+from packcorpus.tasks.templates.jinja.turns.marks import Range, marked_messages, new_mark, without_marks
+from packcorpus.tasks.templates.sections import CROSSED, Sections, splits
 
 # The channels of Gemma and of gpt-oss.
 _CHANNEL_OPENS, _CHANNEL_CLOSES = r"<\|channel>thought|<\|channel\|>analysis<\|message\|>", r"<channel\|>|<\|end\|>"

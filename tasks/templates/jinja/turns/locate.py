@@ -25,10 +25,10 @@ from functools import cached_property
 from itertools import count, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
-from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
-from tasks.templates.jinja.turns.one_rendering import OneRendering
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
+from packcorpus.tasks.templates.jinja.turns.marks import Range, contents_of, places_of
+from packcorpus.tasks.templates.jinja.turns.one_rendering import OneRendering
 
 Turns = Literal["auto", "together", "apart", "as_rendered"]
 

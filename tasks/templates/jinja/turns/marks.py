@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from tasks.conversations.answers import REASONING_KEYS
-from tasks.templates.adjust import INLINE, MARKER
+from packcorpus.tasks.conversations.answers import REASONING_KEYS
+from packcorpus.tasks.templates.adjust import INLINE, MARKER
 
 # Keys of a schema whose strings are not content: templates translate or omit them.
 _TYPES = ("type", "format", "required", "$schema", "strict", "additionalProperties")

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from tasks.templates.adjust import CLOSES, OPENS
-from tasks.templates.jinja.turns.answers import Answers, Failed, NotLocated, Render
-from tasks.templates.jinja.turns.marks import Range, contents_of, marked_messages, new_mark, reasoning_in, without_marks
-from tasks.templates.placeholders import GAP
+from packcorpus.tasks.templates.adjust import CLOSES, OPENS
+from packcorpus.tasks.templates.jinja.turns.answers import Answers, Failed, NotLocated, Render
+from packcorpus.tasks.templates.jinja.turns.marks import Range, contents_of, marked_messages, new_mark, reasoning_in, without_marks
+from packcorpus.tasks.templates.placeholders import GAP
 
 # Reasoning that a prompt opens, or an empty block of it. The history may lack both.
 _BLOCK = re.compile(rf"\s*(?:(?:{OPENS})?\s*(?:{CLOSES})|<\|channel>thought\s*<channel\|>)\s*")

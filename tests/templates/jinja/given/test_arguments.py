@@ -13,9 +13,9 @@ import orjson
 import pytest
 from support.tokenizer_kinds import open_kind, reference
 
-from tasks.conversations.formats import read_record
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import trained_turns
 
 KIND = "hf_byte_level"
 ARGUMENTS: dict[str, Any] = {"city": "Köln", "days": 3, "at": [1.5, None, True], "more": {"b": 1, "a": "<x>"}}

@@ -19,18 +19,18 @@ from support.profiles import examples
 from support.small_corpus import make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, reference
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, Message, content_digest, whole_text
-from tasks.core.errors import Reject
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import SourceFile
-from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import load_manifest
-from tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.template import JinjaTemplate, open_jinja
-from tasks.templates.spans import Template, trained_turns
-from tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import Conversation, Message, content_digest, whole_text
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.storage.keys import VERSIONS
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate, open_jinja
+from packcorpus.tasks.templates.spans import Template, trained_turns
+from packcorpus.tasks.tokenization.prepare import Preparer
 
 KIND = "hf_byte_level"
 

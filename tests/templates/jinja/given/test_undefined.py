@@ -15,13 +15,13 @@ from support.commands import packcorpus
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, reference
 
-from tasks.config import load_config
-from tasks.conversations.formats import read_record
-from tasks.dry_run.dry_run import predict
-from tasks.storage.manifest import load_manifest
-from tasks.templates.adjust import explain_undefined
-from tasks.templates.jinja.environment import chat_environment, names_read
-from tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.templates.adjust import explain_undefined
+from packcorpus.tasks.templates.jinja.environment import chat_environment, names_read
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 
 KIND = "hf_byte_level"
 ENVIRONMENT = chat_environment(datetime(2026, 1, 1))

@@ -14,8 +14,8 @@ from support.profiles import examples
 from support.templates.modern_templates import LOOP, PROMPT
 from support.tokenizer_kinds import open_kind, tokenize
 
-from tasks.sources.model import SourceFile
-from tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.sources.model import SourceFile
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 
 KIND = "hf_byte_level"
 CITY = {"type": "object", "properties": {"town": {"type": "string", "description": "Where it is."}}}

@@ -16,9 +16,9 @@ from support.profiles import examples
 from support.templates.agent_templates import AGENTS
 from support.templates.modern_templates import CONTINUED, INTRODUCED, MODERN, STRIPPED
 
-from tasks.templates.jinja.engines import Engines, FastTemplate
-from tasks.templates.jinja.renderer import Renderer
-from tasks.templates.jinja.rendering import Job, Rendering
+from packcorpus.tasks.templates.jinja.engines import Engines, FastTemplate
+from packcorpus.tasks.templates.jinja.renderer import Renderer
+from packcorpus.tasks.templates.jinja.rendering import Job, Rendering
 
 TODAY = datetime(2026, 1, 1)
 CONSTANTS = {"bos_token": "<s>", "eos_token": "<|im_end|>"}

@@ -34,12 +34,12 @@ from support.templates.modern_templates import (
 )
 from support.tokenizer_kinds import open_kind, ordinary, reference, tokenize
 
-from tasks.conversations.formats import read_record
-from tasks.core.errors import Reject
-from tasks.templates.adjust import Adjust
-from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Sample, TrainOn, Turns, trained_turns
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.built_in import BuiltIn
+from packcorpus.tasks.templates.jinja.template import JinjaTemplate
+from packcorpus.tasks.templates.spans import Sample, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers is the reference and is not installed")
 

@@ -20,15 +20,15 @@ from rich.console import Console
 from support.training.tiny_training import Row, packed_rows, tiny_model
 from transformers import PrinterCallback
 
-from tasks.core.errors import DataError
-from train.config import TrainingConfig
-from train.evaluation import outcome
-from train.loop import trainer
-from train.loop.callbacks import describe
-from train.loop.feed import Shares, StepRows, empty_row, shuffled_steps
-from train.loop.record import show_result, summary
-from train.loop.trainer import Measured, arguments, packed_trainer
-from train.model.attention import Collator
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.evaluation import outcome
+from packcorpus.train.loop import trainer
+from packcorpus.train.loop.callbacks import describe
+from packcorpus.train.loop.feed import Shares, StepRows, empty_row, shuffled_steps
+from packcorpus.train.loop.record import show_result, summary
+from packcorpus.train.loop.trainer import Measured, arguments, packed_trainer
+from packcorpus.train.model.attention import Collator
 
 
 def scale_on_cpu(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:

@@ -23,9 +23,9 @@ from support.training.tiny_training import Row, force_attention, packed_rows, pl
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from train.machine.ranks import leave
-from train.model.attention import Collator
-from train.model.isolation import check_isolation
+from packcorpus.train.machine.ranks import leave
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.isolation import check_isolation
 
 ROWS = 4  # of one optimizer step
 

@@ -22,14 +22,14 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import tiny_model
 from transformers import Trainer
 
-from tasks.core.errors import PartMissing
-from train.__main__ import main
-from train.config import TrainingConfig
-from train.data.corpus import open_corpus
-from train.loop import run
-from train.loop.run_folder import Choices, RunFolder
-from train.machine import process
-from train.machine.process import LAUNCHED, RESTART
+from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.train.__main__ import main
+from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.loop import run
+from packcorpus.train.loop.run_folder import Choices, RunFolder
+from packcorpus.train.machine import process
+from packcorpus.train.machine.process import LAUNCHED, RESTART
 
 LENGTH = 128
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -50,7 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # no test looks at it, and it takes long
+    monkeypatch.setattr(
+        "packcorpus.train.loop.record.picture", lambda *_: b""
+    )  # no test looks at it, and it takes long
 
 
 def words(folder: Path, output: Path) -> list[str]:

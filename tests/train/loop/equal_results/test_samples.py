@@ -19,7 +19,7 @@ from support.templates.several_samples import stripping_template
 from support.training.step_gradients import token_losses
 from support.training.tiny_training import FAMILIES, LENGTH, Row, rows_of, tiny_model
 
-from train.model.attention import Collator
+from packcorpus.train.model.attention import Collator
 
 
 class Sample(NamedTuple):

@@ -22,7 +22,7 @@ from support.templates.agent_templates import AGENTS
 from support.training.step_gradients import error, gradients_of, token_losses
 from support.training.tiny_training import FAMILIES, Row, rows_of, tiny_model
 
-from train.model.attention import Collator
+from packcorpus.train.model.attention import Collator
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "the train"}}]
 LENGTH = 1024

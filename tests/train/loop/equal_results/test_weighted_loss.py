@@ -28,18 +28,18 @@ from support.training.tiny_training import LENGTH, Row, tiny_model
 from torch.utils.data import SequentialSampler
 from transformers import TrainingArguments
 
-from tasks.core.errors import DataError
-from train.__main__ import main
-from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
-from train.loop.feed import empty_row
-from train.loop.trainer import Measured, one_gpu
-from train.machine.ranks import leave
-from train.model import base_model
-from train.model.attention import Collator
-from train.model.isolation import check_isolation
-from train.model.options import try_fused_loss
-from train.model.token_loss import fuse_loss, weigh_loss
+from packcorpus.tasks.core.errors import DataError
+from packcorpus.train.__main__ import main
+from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.loop.feed import empty_row
+from packcorpus.train.loop.trainer import Measured, one_gpu
+from packcorpus.train.machine.ranks import leave
+from packcorpus.train.model import base_model
+from packcorpus.train.model.attention import Collator
+from packcorpus.train.model.isolation import check_isolation
+from packcorpus.train.model.options import try_fused_loss
+from packcorpus.train.model.token_loss import fuse_loss, weigh_loss
 
 ROWS = 4  # of one optimizer step
 
@@ -243,7 +243,7 @@ def test_a_run_trains_with_weights(
 ) -> None:
     # The Llama has a fiftieth of its usual size here.
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
-    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # it takes half of the time
+    monkeypatch.setattr("packcorpus.train.loop.record.picture", lambda *_: b"")  # it takes half of the time
     manifest = pack(tmp_path, "both", validation=0.2)
     given = ["--manifest", str(manifest), "--output", str(tmp_path / "run"), "--root", str(tmp_path)]
     steps = ["--micro-batch", "1", "--tokens-per-step", str(2 * LENGTH), "--max-steps", "2", "--eval-every", "2"]
