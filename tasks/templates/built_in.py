@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise
 
 from packcorpus.tasks.conversations.model import Conversation
 from packcorpus.tasks.core.errors import Reject, UsageError
@@ -121,22 +121,33 @@ class BuiltIn(Template):
             return [Sample(self.spans(conversation, trained))]
         if self.as_rendered:
             spans = self.spans(conversation, trained)
-            return [Sample(spans, unlike=self._unlike(spans, conversation, trained))]
+            unlike, changed = self._differences(spans, conversation, trained)
+            return [Sample(spans, unlike=unlike, changed=changed)]
         ends = ends_of_samples(conversation, trained)
         return [
             Sample(self.spans(*up_to(conversation, turn, trained, after)), turn, after)
             for after, turn in pairwise([-1, *ends])
         ]
 
-    def _unlike(self, spans: Sequence[Span], conversation: Conversation, trained: Sequence[bool]) -> int:
-        """Return the number of answers whose prompts at inference are not the text before them."""
-        whole, count = "".join(span.text for span in spans), 0
-        for turn, flag in enumerate(trained):
-            if flag and conversation.messages[turn].role == "assistant":
-                until, flags = up_to(conversation, turn, trained, turn - 1)
-                prompt = takewhile(lambda span: not span.trained, self.spans(until, flags))
-                count += not whole.startswith("".join(span.text for span in prompt))
-        return count
+    def _differences(
+        self, spans: Sequence[Span], conversation: Conversation, trained: Sequence[bool]
+    ) -> tuple[int, int]:
+        """Return how many answers have another prompt at inference, or differ.
+
+        See `Sample`.
+        """
+        whole, unlike, changed = "".join(span.text for span in spans), 0, 0
+        runs = ["".join(span.text for span in run) for flag, run in groupby(spans, lambda span: span.trained) if flag]
+        turns = [k for k, flag in enumerate(trained) if flag]
+        for number, turn in enumerate(turns):
+            if conversation.messages[turn].role == "assistant":
+                alone = self.spans(*up_to(conversation, turn, trained, turn - 1))
+                prompt, answer = (
+                    "".join(span.text for span in alone if span.trained is flag) for flag in (False, True)
+                )
+                unlike += not whole.startswith(prompt)
+                changed += len(runs) == len(turns) and runs[number] != answer
+        return unlike, changed
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         if self._family.writes_context:

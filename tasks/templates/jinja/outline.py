@@ -17,7 +17,7 @@ from packcorpus.tasks.templates.placeholders import GAP, has_outer_space
 
 
 def edges_of(rendering: Rendering, every: bool = False) -> Iterator[tuple[int, str, str]]:
-    """Yield the edges of trained turns that later prompts contain, or of `every` trained turn.
+    """Yield the edges of trained turns in later prompts, or of `every` one.
 
     An edge is the start or the end of a turn: the number of the turn, the text before the edge, and the text after it.
     """
@@ -65,7 +65,10 @@ class Edges:
 
 
 def traced_edges(rendering: Rendering, private: str, boundary: TokenBoundary, every: bool) -> list[Edge] | None:
-    """Return the edges of placeholders (see `edges_of`); None if one of them has a value as JSON."""
+    """Return the edges of placeholders; None if one of them has a value as JSON.
+
+    `every` is that of `edges_of`.
+    """
     controls, edges = boundary.encoder.control_pattern, []
     for _, before, after in edges_of(rendering, every):
         ends = [match.end() for match in controls.finditer(before)]

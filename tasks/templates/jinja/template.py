@@ -28,28 +28,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-<<<<<<< HEAD
-from tasks.conversations.model import Conversation, in_parts, options_json
-from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
-from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust, ReasoningForm, reasoning_of, separated
-from tasks.templates.built_in import plain_text
-from tasks.templates.jinja.control_strings import Broken, ControlStrings, Harmless
-from tasks.templates.jinja.engines import BothEngines, Engines
-from tasks.templates.jinja.expected_forms import ExpectedForms
-from tasks.templates.jinja.outline import Edges, MustRender, edges_of, traced_edges
-from tasks.templates.jinja.renderer import Renderer
-from tasks.templates.jinja.rendering import EngineName, Job, Method, Rendering, Tracing
-from tasks.templates.jinja.splitting import Splitter, TokenBoundary
-from tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps, has_reasoning
-from tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
-from tasks.templates.jinja.turns.locate import Located
-from tasks.templates.jinja.turns.marks import Range
-from tasks.templates.placeholders import GAP, is_placeholder
-from tasks.templates.sections import ALL_SECTIONS, Sections
-from tasks.templates.spans import TEXT, Outline, Sample, Template, TrainOn, Turns, has_flagged
-=======
 from packcorpus.tasks.conversations.model import Conversation, in_parts, options_json
 from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
 from packcorpus.tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
@@ -70,14 +48,13 @@ from packcorpus.tasks.templates.jinja.outline import Edges, MustRender, edges_of
 from packcorpus.tasks.templates.jinja.renderer import Renderer
 from packcorpus.tasks.templates.jinja.rendering import EngineName, Job, Method, Rendering, Tracing
 from packcorpus.tasks.templates.jinja.splitting import Splitter, TokenBoundary
-from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps
+from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps, has_reasoning
 from packcorpus.tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
 from packcorpus.tasks.templates.jinja.turns.locate import Located
 from packcorpus.tasks.templates.jinja.turns.marks import Range
 from packcorpus.tasks.templates.placeholders import GAP, is_placeholder
 from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
 from packcorpus.tasks.templates.spans import TEXT, Outline, Sample, Template, TrainOn, Turns, has_flagged
->>>>>>> main
 
 # Special tokens that an encoder knows, also without a name in the settings of the tokenizer.
 _OF_ENCODERS = ("bos_token", "eos_token", "pad_token")
@@ -226,7 +203,7 @@ class JinjaTemplate(Template):
         if not rendering.samples:
             return [Checked(rendering.text, len(job.messages), {})]
         checked, after = [], 0
-        for text, ranges, turn, turns, _, flagged, _ in rendering.samples:
+        for text, ranges, turn, turns, _, flagged, *_ in rendering.samples:
             end = len(job.messages) if turn is None else turn + 1
             if self._all:
                 others = self._without(rendering)
@@ -260,16 +237,18 @@ class JinjaTemplate(Template):
     def _located(
         self, rendering: Rendering, conversation: Conversation, turns: Sequence[int], job: Job | None, private: str
     ) -> list[Sample]:
-        """Check the located samples and return them as spans; `turns` are those that are trained on.
+        """Check the located samples and return them as spans.
 
-        Sections that are left out have no labels. `job` is None for placeholders.
+        `turns` are those that are trained on. Sections that are left out have no labels. `job` is None for placeholders.
         """
         turns = turns[rendering.unprompted :]
         samples, checks = rendering.samples, self._checks_for(conversation)
+        for k in self._absent(samples[0], conversation, turns) if self._as_rendered else ():
+            checks.require_written(conversation.messages[k], k, "", private)
         marks = rendering.marks if self._reads_marks else None
         ranges = [checks.ranges_of(sample, conversation, marks, private) for sample in samples]
         if job and self._as_rendered:
-            ranges = [self._between_tokens(sample.text, places, private) for sample, places in zip(samples, ranges)]
+            ranges = [self._between_tokens(samples[0].text, ranges[0], private)]
         if job and self.sections != ALL_SECTIONS:
             left_out = self._cuts.left_out(samples, conversation, job, self.engines.render, private)
             ranges = [without(*each) for each in zip(ranges, left_out, strict=True)]
@@ -281,23 +260,32 @@ class JinjaTemplate(Template):
         ]
 
     def _between_tokens(self, text: str, ranges: Sequence[Range], private: str) -> list[Range]:
-        """Return ranges that no token crosses into, so that the tokens are those of the whole text.
+        """Return ranges whose edges no token crosses.
 
-        A token may join the end of a header with white space that an answer starts with. It is not trained on.
+        So the tokens are those of the whole text. A token may join white space at the edge of an answer with the text around it. It is not trained on.
         """
         moved = []
         for start, stop in ranges:
-            tail, answer = self._boundary.tail(text[:start].replace(private, "")), text[start:stop]
-            spaces = range(len(answer) - len(answer.lstrip()) + 1)
-            pairs = ((n, tail + answer[:n], answer[n:].replace(private, "")) for n in spaces)
-            first = next((n for n, *pair in pairs if self._boundary.splits(*pair)), 0)
-            moved.append((start + first, stop))
+            answer = text[start:stop]
+            first, last = len(answer) - len(answer.lstrip()), len(answer.rstrip())
+            starts, stops = range(start, start + first + 1), range(stop, start + last - 1, -1)
+            first, last = (
+                next((n for n in each if self._splits(text, n, private)), each[0]) for each in (starts, stops)
+            )
+            moved.append((first, last))
         return moved
+
+    def _splits(self, text: str, place: int, private: str) -> bool:
+        before, after = (part.replace(private, "") for part in (text[max(0, place - 200) : place], text[place:][:200]))
+        return self._boundary.splits(self._boundary.tail(before), after)
 
     def _counted(
         self, sample: Sample, located: Located, conversation: Conversation, turns: Sequence[int], private: str
     ) -> Sample:
-        """Return a sample with the counts of its answers; `turns` are those that are trained on."""
+        """Return a sample with the counts of its answers.
+
+        `turns` are those that are trained on.
+        """
         reads = self._checks_for(conversation).forms.reasoning is not ReasoningForm.NONE
         reasoned, closed, text, unreasoned = 0, 0, located.text, []
         for k, (start, stop) in located.answers:
@@ -312,9 +300,15 @@ class JinjaTemplate(Template):
                 closed += reads or not starts_with_block(content) or rest.startswith(content.strip())
         sample = sample._replace(reasoned=reasoned, closed=closed)
         if self._as_rendered:
-            absent = tuple(k for k in turns if k not in located.turns and conversation.messages[k].role == "assistant")
-            sample = sample._replace(unlike=located.unlike, unreasoned=(*unreasoned, *absent), absent=absent)
+            absent = self._absent(located, conversation, turns)
+            sample = sample._replace(unlike=located.unlike, changed=located.changed, absent=absent)
+            sample = sample._replace(unreasoned=(*unreasoned, *absent))
         return sample
+
+    @staticmethod
+    def _absent(located: Located, conversation: Conversation, turns: Sequence[int]) -> tuple[int, ...]:
+        """Return the trained answers of which the one rendering has nothing."""
+        return tuple(k for k in turns if k not in located.turns and conversation.messages[k].role == "assistant")
 
     def _checks_for(self, conversation: Conversation) -> Checks:
         options = options_json(conversation)
@@ -479,7 +473,12 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
     if not added:
         return samples
     return [
-        sample._replace(turn=None if sample.turn is None else sample.turn - added, after=sample.after - added)
+        sample._replace(
+            turn=None if sample.turn is None else sample.turn - added,
+            after=sample.after - added,
+            unreasoned=tuple(k - added for k in sample.unreasoned),
+            absent=tuple(k - added for k in sample.absent),
+        )
         for sample in samples
     ]
 

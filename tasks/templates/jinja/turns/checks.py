@@ -99,11 +99,11 @@ class Checks:
 
         `marks` are the {% generation %} blocks of the whole rendering; None if the template has none.
         """
-        text, ranges, turn, turns, _, flagged, _ = sample
+        text, ranges, turn, turns, _, flagged, *_ = sample
         for k, (start, stop) in zip(turns, ranges, strict=not flagged):
             if turn is None and marks is not None:
                 self._require_marked(text, k, (start, stop), marks, private)
-            self._require_written(conversation.messages[k], k, text[start:stop], private)
+            self.require_written(conversation.messages[k], k, text[start:stop], private)
         ordered: list[Range] = []
         for start, stop in sorted((*map(tuple, ranges), *map(tuple, flagged))):
             ordered.append((max(start, ordered[-1][1]) if ordered else start, stop))
@@ -131,7 +131,7 @@ class Checks:
                 "all that the model writes, or remove the marks",
             )
 
-    def _require_written(self, message: Message, k: int, answer: str, private: str) -> None:
+    def require_written(self, message: Message, k: int, answer: str, private: str) -> None:
         """Check that the template wrote a turn, its reasoning, and its calls.
 
         A text that the template never writes may be in the answer by chance, so finding it is not enough.

@@ -6,7 +6,7 @@
     together  [prompt 1 ▓answer 1▓ … ▓answer 2▓ … ▓answer 3▓]                 one sample, the whole rendering
     auto      [prompt 1 ▓answer 1▓ … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      the fewest samples
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      one sample per turn
-    as_rendered  like together, but with each answer as it stands there, even if it differs from inference
+    as_rendered  like together, but with each answer as it is there, even if it differs from inference
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
@@ -46,7 +46,7 @@ class Located(NamedTuple):
     the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts with the turn's
     prompt. In this case, the content of the answer did not matter for locating it. `flagged` are the ranges of messages
     that no model writes and that are trained on because of a flag. `unlike` is the number of turns that do not stand
-    after their prompts.
+    after their prompts, and `changed` of those that are not as the model writes them.
     """
 
     text: str
@@ -56,6 +56,7 @@ class Located(NamedTuple):
     plain: bool = True
     flagged: Sequence[Range] = ()
     unlike: int = 0
+    changed: int = 0
 
     @property
     def answers(self) -> list[tuple[int, Range]]:
@@ -88,9 +89,10 @@ def locate(
     if turns == "as_rendered":
         rendering = OneRendering(render, messages, whole, ends, pairs, cover.kinds, every)
         places = rendering.ranges_of(answers)
-        ranges = [*places.values()]
-        flagged = flagged_ranges(lambda marked: render(marked, False), messages, whole, others, ranges, ends)
-        return [Located(whole, ranges, None, [*places], pairs.are_plain, flagged, rendering.unlike(answers))]
+        of_answers = [*places.values()]
+        flagged = flagged_ranges(lambda marked: render(marked, False), messages, whole, others, of_answers, ends)
+        differs = rendering.unlike(answers), rendering.changed + len(answers) - len(places)
+        return [Located(whole, of_answers, None, [*places], pairs.are_plain, flagged, *differs)]
     if turns != "apart" and not last:
         ranges = cover.ranges_of(whole, answers, len(messages), False)
         if ranges is not None:

@@ -1,4 +1,4 @@
-"""Locate the turns of a conversation as they stand in its one rendering.
+"""Locate the turns of a conversation in its one rendering, verbatim.
 
     at inference   <|im_start|>assistant\\n ▓<think>\\nWhy\\n</think>\\n\\nIt is 4.<|im_end|>▓
     as rendered    <|im_start|>assistant\\n ▓It is 4.<|im_end|>▓\\n<|im_start|>user …
@@ -17,8 +17,15 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from packcorpus.tasks.templates.adjust import CLOSES, OPENS
-from packcorpus.tasks.templates.jinja.turns.answers import Answers, Failed, NotLocated, Render
-from packcorpus.tasks.templates.jinja.turns.marks import Range, contents_of, marked_messages, new_mark, reasoning_in, without_marks
+from packcorpus.tasks.templates.jinja.turns.answers import Answers, Failed, NotLocated, Render, common_start
+from packcorpus.tasks.templates.jinja.turns.marks import (
+    Range,
+    contents_of,
+    marked_messages,
+    new_mark,
+    reasoning_in,
+    without_marks,
+)
 from packcorpus.tasks.templates.placeholders import GAP
 
 # Reasoning that a prompt opens, or an empty block of it. The history may lack both.
@@ -26,12 +33,20 @@ _BLOCK = re.compile(rf"\s*(?:(?:{OPENS})?\s*(?:{CLOSES})|<\|channel>thought\s*<c
 _OPENED = re.compile(rf"(?:(?:{OPENS})(?:\s*(?:{CLOSES}))?|<\|channel>thought\s*<channel\|>)\s*\Z")
 
 
+# The prompts of so many turns are rendered to count those that differ.
+FEW_PROMPTS = 32
+
+
 class _Form(NamedTuple):
-    """What surrounds the texts of a turn: its header, its start, and the control tokens after its texts."""
+    """What surrounds the texts of a turn.
+
+    `header` and `head` precede its texts, and `controls` are the control tokens after them. `changed` is true if the model writes such a turn differently.
+    """
 
     header: str
     head: str
     controls: list[str]
+    changed: bool
 
 
 # The ranges of the texts of a message by their numbers within it; None for a text that is not written as it is.
@@ -43,7 +58,8 @@ class OneRendering:
 
     `ends` matches a control token, and `pairs` has the prompts and the answers of turns at inference. `kinds` has a
     value for each message that is equal for messages of one kind. If `every` is true, the prompt of each turn is
-    rendered, instead of those of the first and the last turn of each kind. Raises NotLocated.
+    rendered, instead of those of the first and the last turn of each kind. Raises NotLocated. `changed` is the number
+    of located turns that the model writes differently.
     """
 
     def __init__(
@@ -57,7 +73,7 @@ class OneRendering:
         every: bool,
     ):
         self._render, self._messages, self._whole, self._ends, self._pairs = render, messages, whole, ends, pairs
-        self._every = every
+        self._every, self.changed = every, 0
         users = [k for k, message in enumerate(messages) if message["role"] == "user"]
         self._rounds = [sum(user < k for user in users) for k in range(len(messages))]
         self._kinds = [(kind, self._rounds[k] == len(users)) for k, kind in enumerate(kinds)]
@@ -71,12 +87,16 @@ class OneRendering:
             compared = {*first.values(), *last.values()}
         ranges, forms = dict[int, Range](), dict[object, _Form]()
         for k in sorted(turns, key=lambda k: k not in compared):
-            place = None if k in compared else self._place_of(k, forms.get(self._kinds[k]))
-            place = place or self._pairs.range_in(self._whole, k)
+            form = forms.get(self._kinds[k])
+            place = None if k in compared else self._place_of(k, form)
+            if place is None:
+                place, form = self._pairs.range_in(self._whole, k), None
             if place is None and self._texts[k]:
-                place, forms[self._kinds[k]] = self._compare(k)
+                place, form = self._compare(k)
+                forms[self._kinds[k]] = form
             if place:
                 ranges[k] = place
+                self.changed += form is not None and form.changed
         ordered = dict(sorted(ranges.items()))
         for (_, place), (k, following) in pairwise(ordered.items()):
             if place[1] > following[0]:
@@ -86,14 +106,14 @@ class OneRendering:
     def unlike(self, turns: Sequence[int]) -> int:
         """Return the number of turns that do not stand after their prompts.
 
-        Within a round, once a turn is written differently, it is so in the prompts of all turns after it.
+        Within a round, once a turn is written differently, it is so in the prompts of all turns after it. So a binary
+        search finds the first of many turns.
         """
+        if self._every or len(turns) <= FEW_PROMPTS:
+            return sum(map(self._is_unlike, turns))
         count = 0
         for _, group in groupby(turns, lambda k: self._rounds[k]):
             low, high = 0, len(of_round := [*group])
-            if self._every:
-                count += sum(map(self._is_unlike, of_round))
-                continue
             while low < high:
                 middle = (low + high) // 2
                 low, high = (low, middle) if self._is_unlike(of_round[middle]) else (middle + 1, high)
@@ -107,10 +127,10 @@ class OneRendering:
         """Return where the texts of messages are in their rendering."""
         found: list[_Texts] = [{} for _ in messages]
         if "\0" in text:  # placeholders, each of which is unique
-            gaps = {gap[1]: gap.span() for gap in GAP.finditer(text)}
+            gaps = {gap[1]: gap.span() for gap in reversed([*GAP.finditer(text)])}
             for k, message in enumerate(messages):
-                numbers = [GAP.search(value) for value in _values(message)]
-                found[k] = {n: gaps[gap[1]] for n, gap in enumerate(numbers) if gap and gap[1] in gaps}
+                values = [GAP.search(value) for value in _values(message)]
+                found[k] = {n: gaps[gap[1]] for n, gap in enumerate(values) if gap and gap[1] in gaps}
             return found
         mark = new_mark(text)
         marked, texts = marked_messages(messages, mark, range(len(messages)))
@@ -119,7 +139,7 @@ class OneRendering:
         for number, each in enumerate(texts):
             if number in places:
                 ranges = [each.range_in(bare, place) if bare == text else None for place in places[number]]
-                found[each.k][numbers[each.k]] = ranges[-1]
+                found[each.k][numbers[each.k]] = ranges[0]  # a result may repeat the name of its call
             numbers[each.k] += 1
         return found
 
@@ -133,7 +153,7 @@ class OneRendering:
         return number, (first[0], max(stop for _, stop in ranges))
 
     def _compare(self, k: int) -> tuple[Range, _Form]:
-        """Return the range of a turn and its form, by comparison with the turn at inference."""
+        """Return the range of a turn and its form, compared with those at inference."""
         number, (first, last) = self._edges(k)
         prompt, answer = self._pairs.of(k)
         messages = list(self._messages[: k + 1])
@@ -148,30 +168,34 @@ class OneRendering:
         before = answer[: len(answer) - len(tail) - end + texts[number][0]]  # type: ignore[index]
         header, head = self._head(k, prompt, before, alone, answer, first)
         stop, controls = self._tail(k, tail, messages, header, last)
-        return (first - len(head), stop), _Form(header, head, controls)
+        written = self._whole[first - len(head) : stop]
+        changed = not written.startswith(answer) and not answer.startswith(written)
+        return (first - len(head), stop), _Form(header, head, controls, changed)
 
     def _tails(self, tail: str) -> Iterator[str]:
-        """Yield the text after the texts of a turn, and its beginnings that end with a control token."""
+        """Yield the text after the texts of a turn, and parts through a control token."""
         yield tail
         yield from (tail[: match.end()] for match in reversed([*self._ends.finditer(tail)]))
         yield ""
 
     def _head(self, k: int, prompt: str, before: str, alone: str, answer: str, first: int) -> tuple[str, str]:
-        """Return the header of a turn, and the text between it and the first text of the turn."""
+        """Return the header of a turn, and what is between it and the first text."""
         texts = [place for of_message in self._texts[:k] for place in of_message.values() if place]
         region = self._whole[max((stop for _, stop in texts if stop <= first), default=0) : first]
         history = self._render(list(self._messages[:k]), False) if k else ""
         header = prompt.removeprefix(history) if history and prompt.startswith(history) else ""
         start = alone.rfind(answer)
-        headers = [header if self._ends.search(header) else self._from_last_control(prompt)]
-        headers += [_OPENED.sub("", headers[0])]
+        headers = [header if self._ends.search(header) else self._from_last_control(prompt), header]
+        headers += [_OPENED.sub("", each) for each in headers]
         headers += [self._from_last_control(alone[:start])] * (start > 0 and not alone.startswith(prompt))
+        # Without a control token, the header could be part of the arguments of a call, which are not marked.
+        may_be_text = bool(k) and not self._messages[k - 1].get("tool_calls")
         for header in headers:
             place = region.rfind(header)
-            if place < 0 or not self._ends.search(header):
+            if place < 0 or not header or not (may_be_text or self._ends.search(header)):
                 continue
             head = region[place + len(header) :]
-            if _without_block(before).endswith(_without_block(head)):
+            if _is_part(_without_block(head), _without_block(before)):
                 return header, head
         raise self._problem(k)
 
@@ -184,6 +208,8 @@ class OneRendering:
 
         `last` is the end of its texts, and `tail` is the text that follows them at inference.
         """
+        if tail.strip():  # the template may strip the text in the history only
+            last, tail = last + len(self._whole[last:]) - len(self._whole[last:].lstrip()), tail.lstrip()
         stops = [match.end() for match in self._ends.finditer(tail)]
         has_end = bool(stops) and stops[-1] == len(tail)
         if self._whole.startswith(tail, last):
@@ -210,7 +236,7 @@ class OneRendering:
         return stop, self._controls(last, stop)
 
     def _in_history(self, messages: list[Any], header: str) -> str:
-        """Return messages as they are rendered before a generation prompt, through their last control token."""
+        """Return messages as rendered before a prompt, through their last control token."""
         try:
             text = self._render(messages, True)
         except Failed:
@@ -244,6 +270,15 @@ class OneRendering:
 
 def _without_block(text: str) -> str:
     return _BLOCK.sub("", text).strip()
+
+
+def _is_part(head: str, before: str) -> bool:
+    """Return whether a head is the start and the end of another one.
+
+    The reasoning is between them.
+    """
+    same = common_start(head, before)
+    return before.endswith(head[same:])
 
 
 def _values(message: Any) -> list[str]:
