@@ -325,8 +325,8 @@ def ways_out(
 ) -> dict[str, dict[str, Any]]:
     """Return settings with which conversations have fewer samples.
 
-    The values are what remains. Now, they have so many samples, encoded tokens, and rows. The last sample of a conversation is about its one
-    rendering.
+    The values are what remains. Now, they have so many samples, encoded tokens, and rows. The last sample of a
+    conversation is about its one rendering.
     """
     counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
     earlier, tokens, before_round, round_tokens, long_rounds = (counts[name] for name in PRICE)

@@ -239,7 +239,8 @@ class JinjaTemplate(Template):
     ) -> list[Sample]:
         """Check the located samples and return them as spans.
 
-        `turns` are those that are trained on. Sections that are left out have no labels. `job` is None for placeholders.
+        `turns` are those that are trained on. Sections that are left out have no labels. `job` is None for
+        placeholders.
         """
         turns = turns[rendering.unprompted :]
         samples, checks = rendering.samples, self._checks_for(conversation)
@@ -262,7 +263,8 @@ class JinjaTemplate(Template):
     def _between_tokens(self, text: str, ranges: Sequence[Range], private: str) -> list[Range]:
         """Return ranges whose edges no token crosses.
 
-        So the tokens are those of the whole text. A token may join white space at the edge of an answer with the text around it. It is not trained on.
+        So the tokens are those of the whole text. A token may join white space at the edge of an answer with the text
+        around it. It is not trained on.
         """
         moved = []
         for start, stop in ranges:

@@ -40,7 +40,8 @@ FEW_PROMPTS = 32
 class _Form(NamedTuple):
     """What surrounds the texts of a turn.
 
-    `header` and `head` precede its texts, and `controls` are the control tokens after them. `changed` is true if the model writes such a turn differently.
+    `header` and `head` precede its texts, and `controls` are the control tokens after them. `changed` is true if the
+    model writes such a turn differently.
     """
 
     header: str
