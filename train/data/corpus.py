@@ -8,6 +8,7 @@ every shard ─schema: version, key, length, columns─────────�
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ class Corpus:
         return sum(shard.rows for name in own for shard in self.splits[name])
 
 
-def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
+def open_corpus(path: str | os.PathLike[str], allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
     `path` may be the URL of a manifest. A name or a key is looked up in the manifests/ of `root`. This function checks
@@ -103,7 +104,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = H
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
     position_ids are an error unless `allow_unisolated` is set.
     """
-    path = local_path_of(path)
+    path = local_path_of(path if isinstance(path, Path) else os.fspath(path))
     if remote_with(path):
         path = find_manifest(path, root)  # fetches the manifest
     inside = path / "manifest.json"
