@@ -260,6 +260,11 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
         phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
     if phrases:
         lines.append(f"{verb} from the context: {', '.join(phrases)}")
+    if (found := ledger.as_rendered) and found.without_reasoning:
+        answers = f"{mark}{counted(found.without_reasoning, 'trained answer')}"
+        lines.append(
+            f"{verb}: the reasoning of {answers}, {mark}{counted(found.unwritten_tokens, 'token')} (turns: as_rendered)"
+        )
     nothing = "nothing was lost" if about is None else "nothing will be lost"
     return lines or [f"{nothing}: {mark}{counted(of.read, 'conversation')}, {mark}{counted(every, 'token')}"]
 

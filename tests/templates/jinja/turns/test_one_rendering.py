@@ -24,7 +24,7 @@ from templates.jinja.turns.test_cover import CONSTANTS, SOURCES, TODAY, Counted,
 
 from packcorpus.tasks.conversations.formats import read_record
 from packcorpus.tasks.core.errors import Reject
-from packcorpus.tasks.corpus.summary import explain_as_rendered
+from packcorpus.tasks.corpus.summary import explain_as_rendered, explain_losses
 from packcorpus.tasks.dry_run.dry_run import predict
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.templates.jinja.rendering import Job, Rendering
@@ -172,6 +172,8 @@ def test_a_corpus_counts_what_differs_from_inference(tmp_path: Path, overlong: s
         "without_reasoning": 3,
         "unwritten_tokens": 3 * reasoning,
     }
+    lost = f"lost: the reasoning of 3 trained answers, {3 * reasoning} tokens (turns: as_rendered)"
+    assert lost in explain_losses(ledger)
     [line] = explain_as_rendered(ledger)
     assert f"3 answers without their reasoning ({3 * reasoning} tokens not written)" in line
     assert predict(recipe.config, tmp_path, tmp_path).ledger == ledger
