@@ -3,7 +3,7 @@
     python docs/generate.py [--check]
 
     Config, TrainingConfig (pydantic) ─▶ docs/reference/config.md
-    packcorpus, luigi, python -m train ─▶ docs/reference/cli.md
+    packcorpus, luigi ─▶ docs/reference/cli.md
     registries of formats, containers and templates ─▶ docs/reference/formats.md
     the table of error codes ─▶ docs/reference/errors.md
     Config, Manifest ─▶ docs/reference/config.schema.json, docs/reference/manifest.schema.json
@@ -274,7 +274,7 @@ def luigi_options(task: str) -> str:
 
 
 def train_help(*command: str) -> str:
-    """Return the help of `python -m train` or of one of its commands.
+    """Return the help of `packcorpus train` or of one of its commands.
 
     The help imports no training library.
     """
@@ -295,6 +295,8 @@ def cli_page() -> str:
         "",
     ]
     for name, text in packcorpus_help():
+        if name in ("packcorpus train", "packcorpus certify"):  # they read their own options
+            continue
         lines += [f"## {name}", "", "```text", text, "```", ""]
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
@@ -303,50 +305,23 @@ def cli_page() -> str:
     ):
         lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
     lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
-    lines += [
-        "## python -m train",
-        "",
-        "`packcorpus train CORPUS` is the short form of `python -m train --manifest CORPUS`.",
-        "",
-        "```text",
-        train_help(),
-        "```",
-        "",
-        "## python -m train diagnose",
-        "",
-        "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. It also",
-        "accepts all settings of `python -m train`. See [Why is training slow?](../guides/diagnose.md).",
-        "",
-        "```text",
-        train_help("diagnose").partition("\nsettings (")[0].partition("\n\n")[2].strip(),
-        "```",
-        "",
-        "## python -m train doctor",
-        "",
-        "`packcorpus train doctor` is the same command. With `--base-model`, it estimates [what fits on which",
-        "card](../guides/train.md#what-fits-on-which-card).",
-        "",
-        "```text",
-        train_help("doctor"),
-        "```",
-        "",
-        "## python -m train merge",
-        "",
-        "`packcorpus train merge RUN` is the same command. See [Merge](../guides/merge.md).",
-        "",
-        "```text",
-        train_help("merge"),
-        "```",
-        "",
-        "## python -m train certify",
-        "",
-        "`packcorpus certify RUN` is the same command. See [Certify](../guides/certify.md).",
-        "",
-        "```text",
-        train_help("certify"),
-        "```",
-        "",
-    ]
+    for name, about, text in (
+        ("train", "See [Train](../guides/train.md).", train_help()),
+        (
+            "train diagnose",
+            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
+            train_help("diagnose").partition("\nbasic settings (")[0].strip(),
+        ),
+        (
+            "train doctor",
+            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
+            train_help("doctor"),
+        ),
+        ("train merge", "See [Merge](../guides/merge.md).", train_help("merge")),
+        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md).", train_help("chat")),
+        ("certify", "See [Certify](../guides/certify.md).", train_help("certify")),
+    ):
+        lines += [f"## packcorpus {name}", "", about, "", "```text", text, "```", ""]
     return "\n".join(lines)
 
 
@@ -525,7 +500,7 @@ def errors_page() -> str:
         "",
         "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
         "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
-        "environment has the same effect, and makes `luigi` and `python -m train` print each error as one line of JSON",
+        "environment has the same effect, and makes every command print each error as one line of JSON",
         "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
     ]
     for digit, title in GROUPS.items():

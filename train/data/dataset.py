@@ -106,7 +106,7 @@ class PackedDataset(torch.utils.data.Dataset):
             raise DataError(
                 "not_trainable",
                 f"{corpus.folder}: contains conversations (format {corpus.format_version}), not packed rows; pack them "
-                "with packing: true, or train on them with: python -m train --manifest",
+                "with packing: true, or train on them with: packcorpus train",
             )
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
