@@ -100,8 +100,8 @@ faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about
 mutants: .venv/.test  ## change the modules that write, verify, and repair, and check that a test fails: hours
 	$(BIN)/python bench/reliability/mutate.py
 
-bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: the message for each bad input
-	$(BIN)/python bench/reliability/bad_inputs.py --write docs/reference/bad-inputs.md
+bad-inputs: .venv/.test  ## write tests/properties/bad_inputs.md: the message for each bad input
+	$(BIN)/python bench/reliability/bad_inputs.py --write tests/properties/bad_inputs.md
 
 fuzz: .venv/.test  ## run the long property tests and fuzzers, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0

@@ -68,6 +68,8 @@ KEYLESS = Key(())  # it cannot change the output, or (`roles`) is part of each o
 ADVANCED_KEYLESS = Key((), advanced=True)
 ADVANCED = Key(("corpus",), advanced=True)
 IF_SET = Key(("corpus",), if_set=True, advanced=True)
+# Corpora that earlier versions split have no such setting: they were cut at any token.
+OF_SPLIT = Key(("corpus",), is_used=lambda config: config.splits_at_turns, advanced=True)
 TOKENS = Key(("corpus", "tokens"))
 TOKENS_IF_SET = Key(("corpus", "tokens"), if_set=True)
 ADVANCED_TOKENS = Key(("corpus", "tokens"), if_set=True, advanced=True)
@@ -238,9 +240,10 @@ class Config(BaseModel):
         PlainSerializer(TokenizerPath.write),
     ] = Field(
         None,
-        description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
-        "If absent, a SentencePiece model is trained on the sources. A folder is loaded like AutoTokenizer of "
-        "Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as it is.",
+        description="A name on the Hugging Face Hub, such as Qwen/Qwen3-8B or Qwen/Qwen3-8B@REVISION, or the path of a "
+        "folder, tokenizer.json, or SentencePiece model; a path that exists takes precedence. A folder is loaded like "
+        "AutoTokenizer of Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as "
+        "it is. If absent, a SentencePiece model is trained on the sources.",
         json_schema_extra=TokenizerPath.describe,
     )
     template: str = Field(
@@ -323,10 +326,17 @@ class Config(BaseModel):
         "of the rows.",
     )
     overlong: Literal["truncate", "turns", "drop", "split", "error"] = Field(
-        "truncate",
-        description="Policy for a conversation that is longer than a row. truncate: it is cut at the end of the row; "
-        "turns: it is cut after its last trained turn that fits whole, and dropped if no turn fits; drop: it is left "
-        "out; split: every piece of it is packed; error: the run fails.",
+        "split",
+        description="Policy for a conversation that is longer than a row. split: it is cut between its turns, and "
+        "every piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is cut after "
+        "its last trained turn that fits whole, and dropped if no turn fits; drop: it is left out; error: the run "
+        "fails. Without packing, the default is truncate, which leaves conversations whole.",
+    )
+    split_at: Annotated[Literal["turns", "tokens"], OF_SPLIT] = Field(
+        "turns",
+        description="Where `overlong: split` cuts. turns: between turns, and within a turn only if it is longer than a "
+        "row; later pieces repeat what precedes the first user message, such as the system message and the tools, "
+        "untrained. tokens: at the end of each row, wherever it is, without repetition.",
     )
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
@@ -334,10 +344,12 @@ class Config(BaseModel):
     max_rejects: float = Field(
         0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
     )
-    weighting: Literal["repeat", "subsample", "token_share"] = Field(
+    weighting: Literal["repeat", "subsample", "proportions", "token_share"] = Field(
         "repeat",
         description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half of "
-        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: sources are "
+        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; proportions: "
+        "the weights are shares of the packed conversations, such as 0.7 and 0.3, or 70 and 30; nothing is left out, "
+        "and the sources that are small for their share are repeated; token_share: sources are "
         "downsampled until their trained tokens match the weights, and no conversation is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(
@@ -426,6 +438,8 @@ class Config(BaseModel):
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
         values = with_current_names(values)
+        if values.get("packing") is False:
+            values.setdefault("overlong", "truncate")
         if values.get("roles") and isinstance(values.get("sources"), list):
             values["sources"] = [with_roles(source, values["roles"]) for source in values["sources"]]
         return values
@@ -566,6 +580,11 @@ class Config(BaseModel):
         return Sections(**self.train_parts.model_dump(), empty=self.empty_reasoning != "mask")
 
     @property
+    def splits_at_turns(self) -> bool:
+        """Return whether conversations longer than a row are cut between their turns."""
+        return self.overlong == "split" and self.split_at == "turns"
+
+    @property
     def reads_loss_weights(self) -> bool:
         """Return whether token files contain the loss weights in the data."""
         return self.loss_weight in ("data", "both")
@@ -636,4 +655,6 @@ def check_recorded(recorded: dict[str, Any], where: Path) -> None:
 def config_of(recorded: dict[str, Any], part_size: int) -> Config:
     """Return a recorded config that has passed `check_recorded`."""
     kept = {name: value for name, value in recorded.items() if name not in REMOVED}
+    if recorded.get("overlong") == "split":
+        kept.setdefault("split_at", "tokens")  # as earlier versions did
     return Config.model_validate(kept | {"part_size": part_size})

@@ -181,7 +181,7 @@ _ALL = [
     Code("E253", "too_long_conversation", DATA, "A conversation is longer than a row, and overlong is error.",
          "sequence_length is too small for it", "raise sequence_length, or choose truncate, turns, drop, or split"),
     Code("E254", "empty_share", DATA, "A source cannot get a share of the tokens.",
-         "weighting is token_share, and no conversation of the source is left to train on",
+         "weighting is token_share or proportions, and no conversation of the source is left to train on",
          "remove the source, or check filters and rejects"),
     Code("E255", "too_many", DATA, "A corpus has more rows, or pieces of conversations, than can be planned.",
          "a plan numbers them with 32 bits", "divide the sources into several corpora"),
@@ -250,7 +250,8 @@ _ALL = [
          "`format` names a format whose keys they lack", "remove `format`, or name the right one"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer does not exist.",
-         "the path is mistyped, or names a model hub", "name a .model file, a tokenizer.json, or a folder with one"),
+         "the name is mistyped, or the Hub cannot be reached or denies access",
+         "name a tokenizer.json, a .model file, a folder with one, or a name on the Hub, such as Qwen/Qwen3-8B"),
     Code("E402", "bad_tokenizer", DATA, "The tokenizer cannot be read.",
          "it is damaged, truncated, or has another type", "download it again"),
     Code("E403", "unknown_tokenizer", USAGE, "The file name is not the name of a tokenizer.",
@@ -505,6 +506,9 @@ _ALL = [
 
     Code("E721", "library_missing", PART, "A library is not installed.",
          "it is part of an extra", "run the command that the message names"),
+    Code("E722", "incomplete_copy", PART, "A copy of packcorpus lacks some of its folders.",
+         "it was copied without symbolic links, for example as a ZIP file",
+         "install it with pip, or clone it again with symbolic links"),
 
     Code("E791", "bug", BUG, "Unexpected error.",
          "a bug in packcorpus", "report it with the output of the same command under PACKCORPUS_DEBUG=1"),

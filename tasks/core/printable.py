@@ -135,6 +135,11 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
     return " and ".join([", ".join(first), last]) if first else last
 
 
+def named_at(named: str, commit: str) -> str:
+    """Return the name of a model on the Hub with the start of its commit."""
+    return f"{named.removeprefix('hf://').partition('@')[0]}@{commit[:8]}"
+
+
 def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
     """Return "; did you mean X?", or "" if no name is close to a value.
 

@@ -15,6 +15,7 @@ from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_
 from packcorpus.tasks.conversations.unused_keys import OTHERS
 from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.templates.adjust import explain_undefined
 from packcorpus.tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
@@ -27,7 +28,6 @@ FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up 
 MOST_TOKENS = 12  # content tokens to list
 MOST_KEYS, MOST_SOURCES = 8, 5  # unused keys to list for a source, and sources to list
 SHORTEST_NAME = 20  # characters of a source's name to show in a table
-NOTEWORTHY = 0.05  # share of all tokens that may be lost to rejects before a note is shown
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 
@@ -131,6 +131,7 @@ def conversation_facts(ledger: Ledger, settings: Mapping[str, Any]) -> list[Fact
     parts = (
         ("truncated", counts.truncated),
         ("split", counts.split),
+        ("duplicates", counts.duplicates),
         ("pieces", ledger.pieces.packed * (ledger.pieces.packed != counts.packed)),
         ("pieces dropped", ledger.pieces.dropped),
     )
@@ -146,7 +147,8 @@ def token_facts(ledger: Ledger, settings: Mapping[str, Any], rows: int) -> list[
         ("", "encoded", tokens.encoded),
         *[("part", "not included: rejected", tokens.rejected)] * (tokens.rejected > 0),
         ("+", "separators", tokens.separators),
-        *[("+", "additional copies", tokens.repeated)] * (tokens.repeated > 0),
+        *[("+", "repeated", tokens.repeated)] * (tokens.repeated > 0),
+        *[("part", "before later pieces", ledger.pieces.repeated_tokens or 0)] * bool(ledger.pieces.repeated_tokens),
         ("−", "truncated", tokens.truncated),
         *[("part", "of them trained", tokens.trained_truncated or 0)] * bool(tokens.trained_truncated),
         ("−", "dropped", tokens.dropped),
@@ -208,11 +210,8 @@ def sentence(fact: Fact) -> str:
 
 def notes(manifest: Manifest) -> Iterator[str]:
     """Yield what a user may want to know about a corpus, besides its sums."""
-    ledger, tokens, unused = manifest.ledger, manifest.ledger.tokens, manifest.unused_keys
-    dropped = ledger.conversations.dropped
-    if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
-        yield f"dropped by filters, limits and weights: {', '.join(further)}"
-    yield from ledger_notes(ledger)
+    ledger, unused = manifest.ledger, manifest.unused_keys
+    yield from (*ledger_notes(ledger), *content_notes(ledger, manifest.config))
     yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
     empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
     for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
@@ -221,18 +220,70 @@ def notes(manifest: Manifest) -> Iterator[str]:
         yield "unused keys, with their counts:"
         yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
     yield from explain_overlong(ledger, manifest.config)
-    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
-    if share > NOTEWORTHY:
-        yield f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent with two digits; only all of it is 100 %."""
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.001:
+        return "less than 0.001 %"
+    text = f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+    return f"{text if text != '100' or part >= whole else '99.9'} %"
+
+
+def lost_of(ledger: Ledger) -> list[tuple[str, int, int]]:
+    """Return how many conversations and tokens of the data are in no row, of how many."""
+    of, tokens = ledger.conversations, ledger.tokens
+    lost = tokens.truncated + tokens.dropped + tokens.rejected
+    gone = sum(of.rejected.values()) + sum(of.dropped.values())
+    return [("conversations", gone, of.read), ("tokens", lost, tokens.encoded + tokens.rejected)]
+
+
+def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
+    """Say what of the data is in no row: a line for each kind, or one line.
+
+    `about` is for a ledger that is predicted: it is before each count, and "" if all data was read.
+    """
+    of, tokens, mark = ledger.conversations, ledger.tokens, about or ""
+    verb, lines = "lost" if about is None else "will be lost", []
+    reasons = {"rejected": sum(of.rejected.values())}
+    reasons |= {DROPPED.get(reason, printable(reason)): count for reason, count in of.dropped.items()}
+    of_tokens = {"truncated": tokens.truncated, "dropped": tokens.dropped, "in rejected conversations": tokens.rejected}
+    every = tokens.encoded + tokens.rejected
+    for noun, total, counts in (("conversation", of.read, reasons), ("token", every, of_tokens)):
+        if count := sum(counts.values()):
+            said = "; ".join(f"{mark}{number:,} {words}" for words, number in counts.items() if number)
+            lines.append(f"{verb}: {mark}{count:,} of {counted(total, noun)} ({percent(count, total)}): {said}")
+    phrases = []
+    for name, count in (ledger.context.left_out if ledger.context else {}).items():
+        noun, setting = LEFT_OUT[name]
+        phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
+    if phrases:
+        lines.append(f"{verb} from the context: {', '.join(phrases)}")
+    nothing = "nothing was lost" if about is None else "nothing will be lost"
+    return lines or [f"{nothing}: {mark}{counted(of.read, 'conversation')}, {mark}{counted(every, 'token')}"]
 
 
 def ledger_notes(ledger: Ledger) -> list[str]:
-    """Describe the samples of conversations, and what settings leave out."""
-    notes, phrases = [explain_samples(ledger)] * (ledger.samples is not None), []
-    for name, count in (ledger.context.left_out if ledger.context else {}).items():
-        noun, setting = LEFT_OUT[name]
-        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
-    return notes + [f"left out of the context: {', '.join(phrases)}"] * bool(phrases)
+    """Describe the samples of conversations."""
+    return [explain_samples(ledger)] * (ledger.samples is not None)
+
+
+def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
+    """Yield lines about content that is left out, or packed again.
+
+    With `is_sample`, the ledger is predicted from a part of the data.
+    """
+    duplicates = ledger.conversations.duplicates
+    if duplicates:
+        count = counted(duplicates, "conversation")
+        has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
+        yield (
+            f"duplicates: {'at least about ' * is_sample}{count} {has} the same content as another one and "
+            f"{is_packed} packed again; to leave {them} out, set  duplicates: drop"
+        )
+    if is_sample and (duplicates or settings.get("duplicates") == "drop"):
+        yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 
 def explain_samples(ledger: Ledger) -> str:
@@ -266,9 +317,9 @@ def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = ""
     keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
 
     def lost(count: int, trained: int | None = None) -> str:
-        of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
+        of_all = percent(count, tokens.encoded + tokens.rejected)
         of_them = f", {trained:,} of them trained" if trained is not None else ""
-        return f", which drops {count:,} tokens ({of_all:.2g} % of all{of_them}); {keep}"
+        return f", which drops {count:,} tokens ({of_all} of all{of_them}); {keep}"
 
     if conversations.truncated:
         cut = counted(conversations.truncated, "conversation")
@@ -277,11 +328,17 @@ def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = ""
             how = f"cut after the last trained turn that fits in {longest}"
         yield f"overlong: {cut} {will}{how}{lost(tokens.truncated, tokens.trained_truncated)}"
     if conversations.split:
-        once = not samples and not tokens.repeated  # only then is each piece counted once
+        later, repeated = ledger.pieces.later, ledger.pieces.repeated_tokens or 0
+        once = not samples and tokens.repeated == repeated  # only then is each piece counted once
         pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
         gone = ledger.pieces.dropped
         without = f"; {counted(gone, 'more piece')} dropped, without a token to train on" * bool(gone)
         cut = f"{counted(conversations.split, 'conversation')} longer than {longest} {will}split"
+        if later is not None:
+            lack = f"{counted(later, 'piece')} without the beginning of the conversation"
+            begin = f", of which {ledger.pieces.inside:,} within a turn that is longer than a row"
+            again = f"; {repeated:,} tokens before the first user message are repeated for them"
+            without = f": {lack}{begin * bool(ledger.pieces.inside)}{again * bool(repeated)}" * bool(later) + without
         yield f"overlong: {cut}{pieces}{without}; to keep them whole, raise sequence_length"
     if too_long := dropped.get("too_long"):
         without = ", without a trained turn that fits" * (policy == "turns")
@@ -359,7 +416,7 @@ def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[li
     Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
     once.
     """
-    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+    if weighting not in RELATIVE and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
     folder, lines = common_folder([m.path for m in mixture]), []

@@ -85,7 +85,7 @@ def predict(
         config=None,
         settings=config.model_dump(mode="json"),
         tokenizer=Tokenizer(
-            "" if config.tokenizer is None else recipe.tokenizer_files.main.name,
+            "" if config.tokenizer is None else recipe.tokenizer_name,
             encoder.kind,
             encoder.vocab_size,
             trained_here=config.tokenizer is None,

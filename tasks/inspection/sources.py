@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from packcorpus.tasks.config import Config, load_config
 from packcorpus.tasks.conversations.formats import guess_columns
-from packcorpus.tasks.conversations.model import Conversation, as_row
+from packcorpus.tasks.conversations.model import Conversation, as_openai, as_row, content_digest, whole_text
 from packcorpus.tasks.core.error_codes import CODES
-from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
 from packcorpus.tasks.readers.container import RecordReader
 from packcorpus.tasks.readers.containers import container_by_extension, container_named
 from packcorpus.tasks.sources.digests import DigestCache
@@ -24,7 +24,8 @@ from packcorpus.tasks.sources.model import Source, SourceFile
 from packcorpus.tasks.sources.sample_files import sample_files
 from packcorpus.tasks.sources.source_files import find_files, identify_file
 from packcorpus.tasks.storage.layout import Layout
-from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.verification.rebuild import config_for
 
 BUDGET = 1 << 19  # bytes that are read to guess the meaning of keys
 SAMPLED = 100  # records at the start of a source that its figures are computed from
@@ -155,6 +156,26 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
         for located in find_paths(source.path, path.parent, layout.remote())
     ]
     return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
+
+
+def messages_of_record(manifest: Manifest, folder: Path, place: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation of a corpus, in OpenAI's form.
+
+    They are read from its source, whose folder run.json records. `place` is an entry of the index. Raises InputMissing
+    if the source is gone, and DataError if its conversation has changed.
+    """
+    facts = manifest.sources[place["source"]]
+    where = f"{facts.path}:{place['record']}"
+    config, origin = config_for(manifest, folder, None)
+    entry, copies = config.sources[facts.entry], Layout(folder.parents[2]).remote()
+    located = find_paths(entry.path, origin, copies, facts.revision)
+    found = next((file for file in located if file.name == facts.path), None)
+    if found is None:
+        raise InputMissing("source_missing", f"{where}: the source {facts.path} does not exist anymore")
+    record = record_of(identify_file(found.path, found.name, entry, found.identity), place["record"])
+    if isinstance(record, Reject) or content_digest(whole_text(record).encode()) != place["digest"]:
+        raise DataError("origin_changed", f"{where}: is not the conversation that was packed: the source has changed")
+    return [as_openai(message) for message in record.messages]
 
 
 def _identified(path: Path) -> SourceFile:

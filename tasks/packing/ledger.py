@@ -24,6 +24,9 @@ from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP
 from packcorpus.tasks.storage.token_files import TokenColumns
 from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
 
+# Digests of conversations that are sorted at a time, 8 bytes each.
+SORTED_AT_ONCE = 1 << 24
+
 # What is summed over pieces. `places` are tokens, separators included.
 UNITS = ("pieces", "places", "trained", "separators")
 
@@ -39,6 +42,9 @@ class Losses:
     truncated: int = 0  # conversations
     split: int = 0  # conversations
     pieces: int = 0  # pieces of split conversations without a trained token
+    later: int | None = None  # pieces without the beginning of their conversation; only with split_at: turns, as below
+    inside: int | None = None  # of them, those that begin within a turn
+    tokens_repeated: int | None = None  # before later pieces
     tokens_dropped: int = 0
     tokens_truncated: int = 0
     trained_truncated: int | None = None  # of tokens_truncated; only with overlong: turns
@@ -68,6 +74,7 @@ class Account:
     # the training split, and their copies
     of_sources: np.ndarray
     packed: int  # conversations
+    duplicates: int  # packed conversations with the same content as another one before them
     samples: dict[str, Any] | None  # None if every conversation is one sample
     alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
 
@@ -131,9 +138,32 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         count_losses(pieces, tokens, config),
         of_sources,
         int(np.count_nonzero(left)),
+        count_duplicates(left, tokens),
         samples,
         None if config.align == 1 else alignment,
     )
+
+
+def count_duplicates(left: np.ndarray, tokens: TokenColumns) -> int:
+    """Count the conversations with the same content as another one before them.
+
+    `left` is true at the first sample of each packed conversation: bool[samples]. Memory is bounded: at most about
+    SORTED_AT_ONCE digests are sorted at a time.
+    """
+    packed, distinct = int(np.count_nonzero(left)), 0
+    passes = max(1, -(-packed // SORTED_AT_ONCE))
+    for number in range(passes):
+        of_range = [np.empty(0, np.uint64)]
+        for top in range(0, len(left), CHUNK):
+            bottom = min(top + CHUNK, len(left))
+            digests = tokens.column("digest", top, bottom)[left[top:bottom]]
+            if passes > 1:
+                digests = digests[digests // np.uint64(-(-(2**64) // passes)) == number]
+            of_range.append(digests)
+        digests = np.concatenate(of_range)
+        digests.sort()
+        distinct += int(np.count_nonzero(digests[1:] != digests[:-1])) + bool(len(digests))
+    return packed - distinct
 
 
 def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses:
@@ -152,14 +182,23 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
     dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.reason[pieces.cut_of] == 0
-    of, (first, taken, _, trained) = pieces.cut_of[stays], pieces.cuts[stays].T
+    of, (first, taken, _, trained, repeated, inside) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
         lost.split, lost.tokens_dropped = _conversations(cut, accepted), lost.tokens_dropped + gone
-        count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
-        lost.pieces = int(count.sum()) - len(of)
+        if config.splits_at_turns:
+            lost.later, lost.inside = int(np.count_nonzero(first)), int(inside.sum())
+            lost.tokens_repeated = int(repeated.sum())
+            # Nothing is missing if each piece begins where the one before it ends, and the last ends the conversation.
+            ends, is_first = first + taken, np.append(True, of[1:] != of[:-1])[: len(of)]
+            before = np.where(is_first, 0, np.roll(ends, 1))
+            is_cut_off = np.roll(is_first, -1) & (ends < accepted.length[of])
+            lost.pieces = int(np.count_nonzero(first > before) + np.count_nonzero(is_cut_off))
+        else:
+            count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
+            lost.pieces = int(count.sum()) - len(of)
     else:
         is_cut = first + taken < accepted.length[of]
         lost.truncated, lost.tokens_truncated = _conversations(of[is_cut], accepted), gone
@@ -258,12 +297,22 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "dropped": lost.dropped,
             "truncated": lost.truncated,
             "split": lost.split,
+            "duplicates": account.duplicates,
         },
-        "pieces": {"packed": account.total("pieces"), "dropped": lost.pieces},
+        "pieces": {
+            "packed": account.total("pieces"),
+            "dropped": lost.pieces,
+            "later": lost.later,
+            "inside": lost.inside,
+            "repeated_tokens": lost.tokens_repeated,
+        },
         "tokens": {
             "encoded": encoded,
             "separators": separators,
-            "repeated": packed - separators - (account.once("places") - account.once("separators")),
+            "repeated": packed
+            - separators
+            - (account.once("places") - account.once("separators"))
+            + (lost.tokens_repeated or 0),
             "truncated": lost.tokens_truncated,
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,

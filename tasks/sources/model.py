@@ -111,6 +111,16 @@ class Source(BaseModel):
             check_url(path)
         return path
 
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _check_percent(cls, weight: object) -> object:
+        if isinstance(weight, str) and weight.strip().endswith("%"):
+            number = weight.strip().removesuffix("%").strip()
+            raise ValueError(
+                f"must be a number; for shares of the result, set weighting: proportions and weight: {number:.20}"
+            )
+        return weight
+
     @field_validator("drop_roles")
     @classmethod
     def _sort_roles(cls, roles: list[str]) -> list[str]:

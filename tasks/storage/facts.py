@@ -59,6 +59,7 @@ class Tokenizer(Facts):
         'key of its training. "transformers-VERSION:" before sha256 means that it is loaded like AutoTokenizer of that '
         "version, which is unlike its file."
     )
+    revision: str = Field("", description="The commit of a tokenizer on the Hugging Face Hub.")
 
 
 class TemplateFacts(Facts):
@@ -145,6 +146,11 @@ class Conversations(Facts):
     dropped: dict[str, int]
     truncated: int
     split: int
+    duplicates: int | None = Field(
+        None,
+        description="Packed conversations with the same content as another one before them. Absent in manifests of "
+        "earlier versions.",
+    )
 
 
 class Pieces(Facts):
@@ -152,6 +158,19 @@ class Pieces(Facts):
 
     packed: int
     dropped: int
+    later: int | None = Field(
+        None,
+        description="Pieces that lack the beginning of their conversation, because they begin at a later turn. Copies "
+        "do not count. Only with `split_at: turns`, like the fields below.",
+    )
+    inside: int | None = Field(
+        None, description="The later pieces that begin within a turn, because the turn is longer than a row."
+    )
+    repeated_tokens: int | None = Field(
+        None,
+        description="Tokens before the first user message, such as the system message and the tools, that later pieces "
+        "repeat; a part of `tokens.repeated`.",
+    )
 
 
 class Tokens(Facts):
@@ -164,7 +183,8 @@ class Tokens(Facts):
     encoded: int
     separators: int
     repeated: int = Field(
-        description="Tokens of additional copies (from weights and later epochs), without separators."
+        description="Tokens of additional copies (from weights and later epochs), without separators, and "
+        "`pieces.repeated_tokens`."
     )
     truncated: int
     dropped: int
@@ -228,6 +248,11 @@ class Ledger(Facts):
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
 
+    @property
+    def has_copies(self) -> bool:
+        """Return whether a conversation is in rows more than once."""
+        return self.tokens.repeated > (self.pieces.repeated_tokens or 0)
+
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
 
@@ -251,6 +276,8 @@ class Ledger(Facts):
             if count != accounted
         ]
         alignment, trained = tokens.alignment or 0, tokens.trained_truncated or 0
+        if of.packed and (of.duplicates or 0) >= of.packed:
+            wrong.append(f"{of.duplicates:,} of {counted(of.packed, 'packed conversation')} are duplicates of others")
         if alignment > tokens.padding:
             wrong.append(f"{alignment:,} tokens of alignment, but {tokens.padding:,} of padding, which includes them")
         if trained > tokens.truncated:

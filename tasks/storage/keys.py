@@ -57,6 +57,10 @@ KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 ONE_PLAN = 100_000_000
 
 
+# Values of `weighting` with which weights are relative to each other, so that weights of 1 have an effect, too.
+RELATIVE = ("proportions", "token_share")
+
+
 # Renamed settings and values, with the names that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence", "neighbors": "company"}
 KEY_VALUES = {("neighbors", "distinct"): "apart"}
@@ -108,6 +112,6 @@ def corpus_key(
     given = [settings["sources"][entry] for entry in entries]
     mixture = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
     # If each source is packed once, its entry has no effect.
-    if settings.get("weighting") == "token_share" or any(rest != [1.0, None] for _, *rest in mixture):
+    if settings.get("weighting") in RELATIVE or any(rest != [1.0, None] for _, *rest in mixture):
         content["mixture"] = mixture
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

@@ -10,6 +10,7 @@ times does not fill one of them. None of the code that made the corpus is called
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,11 +43,12 @@ PIECE = np.dtype(
 )  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
-# `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.
+# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` 0, if the index has no such column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
         ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
+        ("repeated", "i4"),
     ]
 )  # fmt: skip
 
@@ -100,8 +102,9 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
             for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
                 entries[name] = to_numpy(block.column(name))
-            if "turn" not in block.schema.names:
-                entries["turn"] = -1
+            for name, default in (("turn", -1), ("repeated", 0)):
+                if name not in block.schema.names:
+                    entries[name] = default
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
             entries["first"] = _filled(block.column("first"))
             entries["split"] = kind_of_split[split]
@@ -199,7 +202,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
         "length": total(length * once),
-        "tokens": total((length - separator) * (once & placed)),
+        "tokens": total((length - separator - entries["repeated"]) * (once & placed)),
         "copies": total(in_train) // pieces,
         "copies_held_out": total(split == 1) // pieces,
         "places": total(length * in_train),
@@ -253,7 +256,7 @@ class IndexCheck:
         self._entries = np.array([*entries, count])
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
-        self._contents = index.by_content
+        self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
         for partition in index.by_conversation:
             self._add(partition)
         for contents in index.by_content:
@@ -269,7 +272,8 @@ class IndexCheck:
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
-        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row.
+        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut
+        # off between turns may be short, and nothing shows that more followed.
         longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
         whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
@@ -280,6 +284,7 @@ class IndexCheck:
                 self._require(~of_bound | is_outside, f"was dropped by {bound}, but is within it", samples)
                 # The index does not have all tokens of a truncated conversation.
                 checked = whole if name == "tokens" else samples["placed"]
+                checked = checked & (bound != "min_tokens" or not self._manifest.splits_at_turns)
                 self._require(~(checked & is_outside), f"is packed, but {bound} is {limit}", samples)
         contents = np.empty(np.count_nonzero(seen["placed"]), CONTENT)
         for name in CONTENT.names or ():
@@ -324,6 +329,7 @@ class IndexCheck:
         """Check that no content is in both splits, or packed twice without leave."""
         contents = contents[np.lexsort((contents["record"], contents["source"]))]
         digest, length, held_out = contents["digest"], contents["length"], contents["validation"]
+        self.contents += len(np.unique(digest))
         both = held_out & np.isin(digest, digest[~held_out])
         self._require(~both, "is in the validation split, and the same content is in the training split", contents)
         if self._settings.get("duplicates") == "drop":
@@ -410,6 +416,8 @@ class IndexCheck:
             return "a conversation is in the validation split twice"
         if self._settings.get("weighting") == "token_share":
             return "token_share: a conversation is packed twice" if counts["twice"] else ""
+        if self._settings.get("weighting") == "proportions":
+            return self._problem_of_share(weight, counts)
         whole, rest = divmod(weight, 1)
         if counts["unweighted"] and whole:
             return f"conversations are dropped by weight, but the weight is {weight:g}"
@@ -419,4 +427,16 @@ class IndexCheck:
         extra, of = (counts["above"], counts["in_train"]) if whole else (counts["placed"], chosen)
         if abs(extra - rest * of) > 2 and whole != weight:
             return f"{extra:,} of {of:,} conversations have an additional copy, which does not match the weight"
+        return ""
+
+    def _problem_of_share(self, weight: float, counts: dict[str, int]) -> str:
+        """Say how an entry of `sources` contradicts its share of the conversations."""
+        if counts["unweighted"]:
+            return "conversations are dropped by weight, but weighting is proportions"
+        sizes, copies = self._mixture["in_train"], counts["copies"]
+        of_entries = zip(self._settings["sources"], sizes.tolist(), strict=False)
+        scale = max(size / source.get("weight", 1) for source, size in of_entries)
+        wanted = max(counts["in_train"], math.floor(weight * scale + 0.5))
+        if copies != wanted:
+            return f"{copies:,} conversations are packed, with copies, but its share is {wanted:,}"
         return ""

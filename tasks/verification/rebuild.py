@@ -33,7 +33,8 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     Raises UsageError if the folder of the config is not recorded. Raises InputMissing or DataError, naming the source
     or setting, if a source is missing or the key differs from the manifest.
     """
-    recipe = recipe_of(*config_for(manifest, corpus, config_file), root, revisions_of(manifest))
+    config, folder = config_for(manifest, corpus, config_file)
+    recipe = recipe_of(config, folder, root, revisions_of(manifest), commit=commit_of_tokenizer(manifest, config))
     if difference := next(_differences(manifest, recipe), ""):
         raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
     return recipe
@@ -42,6 +43,12 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
 def revisions_of(manifest: Manifest) -> dict[int, str]:
     """Return the recorded commits of datasets on the Hub, by their index in `sources`."""
     return {source.entry: source.revision for source in manifest.sources if source.revision}
+
+
+def commit_of_tokenizer(manifest: Manifest, config: Config) -> str:
+    """Return the recorded commit of the tokenizer that a config names, or ""."""
+    named = config.model_dump(include={"tokenizer"})["tokenizer"]
+    return (manifest.tokenizer.revision or "") if named == manifest.config["tokenizer"] else ""
 
 
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:
@@ -131,7 +138,11 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
         for split in now["splits"].values():
             split.pop("statistics", None)
     config = read_json(folder / "manifest.json")["config"]
-    if not has_statistics(manifest) or with_current_names(config) != config:  # in an earlier form
+    is_earlier = not has_statistics(manifest) or with_current_names(config) != config
+    if manifest.ledger.conversations.duplicates is None:  # earlier versions did not count these
+        is_earlier = True
+        del now["ledger"]["conversations"]["duplicates"]
+    if is_earlier:
         now["digest"] = then["digest"]
         if then == now:
             return

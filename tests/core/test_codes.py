@@ -67,7 +67,7 @@ class Modules(NamedTuple):
 @cache
 def modules() -> Modules:
     found = Modules([], set())
-    for folder in ("tasks", "pipeline", "train"):
+    for folder in ("packcorpus", "tasks", "pipeline", "train"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
@@ -90,7 +90,8 @@ def test_every_error_is_listed_with_the_exit_code_of_its_class() -> None:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    assert set(CODES) <= modules().literals, sorted(set(CODES) - modules().literals)
+    raised = modules().literals | {"incomplete_copy"}  # by packcorpus/__init__.py, in a copy without error_codes.py
+    assert set(CODES) <= raised, sorted(set(CODES) - raised)
 
 
 def test_each_reason_has_one_code_with_a_cause_and_a_fix() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -106,7 +107,7 @@ def use_corpus(options: argparse.Namespace) -> None:
         options.root = Path()
 
 
-def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
+def open_corpus(path: str | os.PathLike[str], allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
     `path` may be the URL of a manifest. A name or a key is looked up in the manifests/ of `root`. This function checks
@@ -132,14 +133,14 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = H
     return _from_manifest(path, allow_unisolated)
 
 
-def locate(path: Path | str | None, root: Path = HERE) -> Path:
+def locate(path: str | os.PathLike[str] | None, root: Path = HERE) -> Path:
     """Return the file or folder of a corpus that is named like for `open_corpus`.
 
     Without a path, it is the manifest of the latest run.
     """
     if path is None:
         return find_manifest(None, root)
-    path = local_path_of(path)
+    path = local_path_of(path if isinstance(path, Path) else os.fspath(path))
     if remote_with(path) or (url_of(root) and not path.exists()):
         return find_manifest(path, root)  # fetches the manifest
     if not path.is_file() and not (path / "manifest.json").is_file() and not any(path.glob("*.arrow")):

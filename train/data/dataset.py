@@ -12,6 +12,7 @@ Rows without padding (`padding: none`) differ in length. Each of their columns i
 from __future__ import annotations
 
 import operator
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,15 +72,14 @@ class PackedDataset(torch.utils.data.Dataset):
 
         from torch.utils.data import DataLoader
         from transformers import default_data_collator
-        from packcorpus.train import PackedDataset
+        from packcorpus import PackedDataset
         rows = PackedDataset("manifests/sample-0123456789ab.json")
         batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
 
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
     modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
     set. If the config of the corpus sets `loss_weight`, a row also has "loss_weight": float32[L], and `weigh_loss`
-    makes a model apply it. Rows without padding differ in length; `train.model.attention.Collator` joins the rows of a
-    batch.
+    makes a model apply it. Rows without padding differ in length; `Collator` joins the rows of a batch.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
     lengths                        int64[rows], the length of each row
@@ -96,7 +96,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        given: Corpus | Path | str,
+        given: Corpus | str | os.PathLike[str],
         split: str = "train",
         load: Literal["auto", "memory", "mmap"] = "auto",
         allow_unisolated: bool = False,

@@ -29,9 +29,9 @@ from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles
 from packcorpus.tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
 from packcorpus.train import measures
 from packcorpus.train.config import TOY, TrainingConfig
+from packcorpus.train.data.steps import why_unbalanced
 from packcorpus.train.evaluation import Sample, described, lines_of, unused
 from packcorpus.train.loop.callbacks import RankSpeed, accuracy_of
-from packcorpus.train.loop.feed import why_unbalanced
 from packcorpus.train.machine import devices
 from packcorpus.train.measures import PHASES, Advice, advise, si
 from packcorpus.train.model import checkpointing, qlora, states
