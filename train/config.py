@@ -13,11 +13,12 @@ import argparse
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.other_tools import Place, where_to_set
 from packcorpus.tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
 from packcorpus.tasks.storage.files import sha256_of
 from packcorpus.tasks.stores.urls import local_path_of, root_of
@@ -81,6 +82,7 @@ class TrainingConfig(BaseModel):
     """All settings of a training run except the corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    place: ClassVar[Place] = "training"
 
     base_model: Text | None = Field(
         None,
@@ -277,10 +279,16 @@ def load_training_config(
     return check_settings(TrainingConfig, values, place)
 
 
+UNKNOWN = "unrecognized arguments: "  # in messages of argparse
+
+
 class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
+        option = message.removeprefix(UNKNOWN).split()[0] if message.startswith(UNKNOWN) else ""
+        if elsewhere := where_to_set(option, "training"):
+            message = f"{message}; {elsewhere}"
         raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
 
 
