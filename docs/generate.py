@@ -1,6 +1,6 @@
 """Write the reference pages that are generated from the code.
 
-    python docs/generate.py [--check]
+    python docs/generate.py [--check] [--memory]
 
     Config, TrainingConfig (pydantic) ─▶ docs/reference/config.md
     packcorpus, luigi ─▶ docs/reference/cli.md
@@ -8,15 +8,18 @@
     the table of error codes ─▶ docs/reference/errors.md
     Config, Manifest ─▶ docs/reference/config.schema.json, docs/reference/manifest.schema.json
 
-With --check, nothing is written, and the exit code is 1 if a page is out of date.
+With --check, nothing is written, and the exit code is 1 if a page is out of date. With --memory, the table of memory in
+docs/guides/one-gpu.md is written, too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -542,7 +545,64 @@ PAGES = {
 }
 
 
+# Public shape of Llama-3.1-8B, as in its config.json.
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MEMORY_CARDS, MEMORY_ROWS = (16, 24, 80), (1, 2, 4, 8)
+
+
+def memory_table() -> list[str]:
+    """Return the table of guides/one-gpu.md, by the function of `doctor`.
+
+    This needs torch and takes half a minute.
+    """
+    from packcorpus.train import fits
+    from packcorpus.train.config import load_training_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        found = fits.fits_of(folder, load_training_config(overrides={"base_model": json.dumps(folder)}), None)
+    heads = ["tokens of a row", *(f"{count} per pass" for count in MEMORY_ROWS)]
+    heads += [f"most rows on {card} GB" for card in MEMORY_CARDS]
+    lines = [f"| {' | '.join(heads)} |", "|---:" * len(heads) + "|"]
+    for length in sorted(found.lengths):
+        cells = [f"{found.estimate(True, count, length).total / 1e9:.1f} GB" for count in MEMORY_ROWS]
+        cells += [str(found.rows(card, True, length) or "–") for card in MEMORY_CARDS]
+        lines.append(f"| {' | '.join([f'{length:,}', *cells])} |")
+    return lines
+
+
+def write_memory_table() -> None:
+    """Write the table into its guide, between two comments."""
+    page = ROOT / "docs" / "guides" / "one-gpu.md"
+    parts = re.split(r"(<!-- /?memory -->\n)", page.read_text(encoding="utf-8"))
+    parts[2] = "\n" + "\n".join(memory_table()) + "\n\n"
+    page.write_text("".join(parts), encoding="utf-8")
+
+
 def main() -> int:
+    if "--memory" in sys.argv:
+        write_memory_table()
     sys.path.insert(0, str(ROOT))
     stale = 0
     for name, page in PAGES.items():
