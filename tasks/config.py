@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,7 @@ from pydantic import (
 
 from packcorpus.tasks.conversations.names import Roles, with_roles
 from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.other_tools import Place
 from packcorpus.tasks.core.yaml_settings import (
     Removed,
     canonical_json,
@@ -219,6 +220,7 @@ class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_with_advanced)
+    place: ClassVar[Place] = "config"
 
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()

@@ -13,11 +13,12 @@ import argparse
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.other_tools import Place, where_to_set
 from packcorpus.tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
 from packcorpus.tasks.storage.files import sha256_of
 from packcorpus.tasks.stores.urls import check_url, is_url, local_path_of, root_of
@@ -69,6 +70,7 @@ class TrainingConfig(BaseModel):
     """All settings of a training run except the corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    place: ClassVar[Place] = "training"
 
     base_model: Text | None = Field(
         None, description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed."
@@ -246,10 +248,16 @@ def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None 
     return check_settings(TrainingConfig, values, place)
 
 
+UNKNOWN = "unrecognized arguments: "  # in messages of argparse
+
+
 class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
+        option = message.removeprefix(UNKNOWN).split()[0] if message.startswith(UNKNOWN) else ""
+        if elsewhere := where_to_set(option, "training"):
+            message = f"{message}; {elsewhere}"
         raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
 
 

@@ -48,6 +48,7 @@ from packcorpus.tasks.cli.options import (
 from packcorpus.tasks.core.error_codes import DATA
 from packcorpus.tasks.core.errors import Interrupted, UsageError
 from packcorpus.tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
+from packcorpus.tasks.core.other_tools import where_to_set
 from packcorpus.tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
 from packcorpus.tasks.stores.urls import local_path_of
 
@@ -459,7 +460,11 @@ def main() -> None:
         if error.ctx is None and arguments[0] in typer.main.get_group(app).commands:  # an option lacks its value
             command = arguments[0]
         help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
-        failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see {help_command}")
+        message = error.format_message().rstrip(".")
+        unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+        if elsewhere := where_to_set(unknown, "command"):
+            message = f"{unknown}: no such option; {elsewhere}"
+        failure = UsageError("bad_command_line", f"{message}; see {help_command}")
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             raise

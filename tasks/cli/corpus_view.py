@@ -24,6 +24,7 @@ from packcorpus.tasks.corpus.summary import (
     NOTICED_NAMES,
     SHARE_NOTE,
     Fact,
+    content_notes,
     content_tokens,
     conversation_facts,
     explain_losses,
@@ -70,8 +71,11 @@ def show_overview(overview: Overview, console: Console) -> None:
         print_facts(facts, console)
     _print_splits(manifest, console)
     print_remark(waiting_line(overview.waiting, settings.get("balance")), console)
-    if noticed_facts(manifest.noticed) or manifest.noticed.keys() & NOTICED_NAMES:
+    lines = [*content_notes(manifest.ledger, settings)]
+    if lines or noticed_facts(manifest.noticed) or manifest.noticed.keys() & NOTICED_NAMES:
         heading(console, "Noticed")
+        for line in lines:
+            print_remark(line, console)
         print_noticed(manifest.noticed, console)
 
 

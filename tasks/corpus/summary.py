@@ -131,6 +131,7 @@ def conversation_facts(ledger: Ledger, settings: Mapping[str, Any]) -> list[Fact
     parts = (
         ("truncated", counts.truncated),
         ("split", counts.split),
+        ("duplicates", counts.duplicates),
         ("pieces", ledger.pieces.packed * (ledger.pieces.packed != counts.packed)),
         ("pieces dropped", ledger.pieces.dropped),
     )
@@ -210,7 +211,7 @@ def sentence(fact: Fact) -> str:
 def notes(manifest: Manifest) -> Iterator[str]:
     """Yield what a user may want to know about a corpus, besides its sums."""
     ledger, unused = manifest.ledger, manifest.unused_keys
-    yield from ledger_notes(ledger)
+    yield from (*ledger_notes(ledger), *content_notes(ledger, manifest.config))
     yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
     empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
     for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
@@ -266,6 +267,23 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
 def ledger_notes(ledger: Ledger) -> list[str]:
     """Describe the samples of conversations."""
     return [explain_samples(ledger)] * (ledger.samples is not None)
+
+
+def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
+    """Yield lines about content that is left out, or packed again.
+
+    With `is_sample`, the ledger is predicted from a part of the data.
+    """
+    duplicates = ledger.conversations.duplicates
+    if duplicates:
+        count = counted(duplicates, "conversation")
+        has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
+        yield (
+            f"duplicates: {'at least about ' * is_sample}{count} {has} the same content as another one and "
+            f"{is_packed} packed again; to leave {them} out, set  duplicates: drop"
+        )
+    if is_sample and (duplicates or settings.get("duplicates") == "drop"):
+        yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 
 def explain_samples(ledger: Ledger) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from packcorpus.tasks.core.printable import counted
-from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
+from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, content_notes, explain_limits, explain_overlong
 from packcorpus.tasks.dry_run.expected_mixture import explain_mixture, sizes_of
 from packcorpus.tasks.dry_run.prediction import Prediction, Steps
 from packcorpus.tasks.dry_run.sample import Selection
@@ -75,8 +75,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
         yield from explain_mixture(config, sizes, "" if found.whole else "about ")
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited
-    if config.duplicates == "drop" and not found.whole:
-        yield "duplicates: drop: duplicates are only found within the sample; the run may drop more"
+    yield from content_notes(found.ledger, found.settings, is_sample=not found.whole)
     yield from (*found.recipe.notes, *explain_undefined(found.recipe.undefined))
     unused = found.noticed.get("unused_keys", {})
     if isinstance(unused, dict):

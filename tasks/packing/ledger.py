@@ -24,6 +24,9 @@ from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP
 from packcorpus.tasks.storage.token_files import TokenColumns
 from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
 
+# Digests of conversations that are sorted at a time, 8 bytes each.
+SORTED_AT_ONCE = 1 << 24
+
 # What is summed over pieces. `places` are tokens, separators included.
 UNITS = ("pieces", "places", "trained", "separators")
 
@@ -71,6 +74,7 @@ class Account:
     # the training split, and their copies
     of_sources: np.ndarray
     packed: int  # conversations
+    duplicates: int  # packed conversations with the same content as another one before them
     samples: dict[str, Any] | None  # None if every conversation is one sample
     alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
 
@@ -134,9 +138,32 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         count_losses(pieces, tokens, config),
         of_sources,
         int(np.count_nonzero(left)),
+        count_duplicates(left, tokens),
         samples,
         None if config.align == 1 else alignment,
     )
+
+
+def count_duplicates(left: np.ndarray, tokens: TokenColumns) -> int:
+    """Count the conversations with the same content as another one before them.
+
+    `left` is true at the first sample of each packed conversation: bool[samples]. Memory is bounded: at most about
+    SORTED_AT_ONCE digests are sorted at a time.
+    """
+    packed, distinct = int(np.count_nonzero(left)), 0
+    passes = max(1, -(-packed // SORTED_AT_ONCE))
+    for number in range(passes):
+        of_range = [np.empty(0, np.uint64)]
+        for top in range(0, len(left), CHUNK):
+            bottom = min(top + CHUNK, len(left))
+            digests = tokens.column("digest", top, bottom)[left[top:bottom]]
+            if passes > 1:
+                digests = digests[digests // np.uint64(-(-(2**64) // passes)) == number]
+            of_range.append(digests)
+        digests = np.concatenate(of_range)
+        digests.sort()
+        distinct += int(np.count_nonzero(digests[1:] != digests[:-1])) + bool(len(digests))
+    return packed - distinct
 
 
 def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses:
@@ -270,6 +297,7 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "dropped": lost.dropped,
             "truncated": lost.truncated,
             "split": lost.split,
+            "duplicates": account.duplicates,
         },
         "pieces": {
             "packed": account.total("pieces"),

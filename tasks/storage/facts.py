@@ -146,6 +146,11 @@ class Conversations(Facts):
     dropped: dict[str, int]
     truncated: int
     split: int
+    duplicates: int | None = Field(
+        None,
+        description="Packed conversations with the same content as another one before them. Absent in manifests of "
+        "earlier versions.",
+    )
 
 
 class Pieces(Facts):
@@ -271,6 +276,8 @@ class Ledger(Facts):
             if count != accounted
         ]
         alignment, trained = tokens.alignment or 0, tokens.trained_truncated or 0
+        if of.packed and (of.duplicates or 0) >= of.packed:
+            wrong.append(f"{of.duplicates:,} of {counted(of.packed, 'packed conversation')} are duplicates of others")
         if alignment > tokens.padding:
             wrong.append(f"{alignment:,} tokens of alignment, but {tokens.padding:,} of padding, which includes them")
         if trained > tokens.truncated:

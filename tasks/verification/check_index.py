@@ -256,7 +256,7 @@ class IndexCheck:
         self._entries = np.array([*entries, count])
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
-        self._contents = index.by_content
+        self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
         for partition in index.by_conversation:
             self._add(partition)
         for contents in index.by_content:
@@ -329,6 +329,7 @@ class IndexCheck:
         """Check that no content is in both splits, or packed twice without leave."""
         contents = contents[np.lexsort((contents["record"], contents["source"]))]
         digest, length, held_out = contents["digest"], contents["length"], contents["validation"]
+        self.contents += len(np.unique(digest))
         both = held_out & np.isin(digest, digest[~held_out])
         self._require(~both, "is in the validation split, and the same content is in the training split", contents)
         if self._settings.get("duplicates") == "drop":

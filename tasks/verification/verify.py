@@ -167,6 +167,8 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
     require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
     check.check()
+    if ledger.conversations.duplicates is not None:
+        require("duplicates", seen.packed - check.contents, ledger.conversations.duplicates)
     if (noted := ledger.samples) is not None:
         require("samples: packed", samples.packed, noted.packed)
         require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))

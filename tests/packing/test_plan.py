@@ -309,6 +309,7 @@ def check_corpus(
         "split": sum(len(conversations[key][0]) > config.sequence_length for key in packed)
         if config.overlong == "split"
         else 0,
+        "duplicates": len(packed) - len({says[key][0] for key in packed}),
     }
     tokens = ledger["tokens"]
     assert tokens["encoded"] == encoded

@@ -343,7 +343,7 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
     assert done.returncode == 64
     assert done.stderr.startswith("E101 error: ")
     assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lora_rank: 8", "lora_rank: unknown key; did you mean lora_r?"),
+        ("lora_rank: 8", "lora_rank: unknown key; packcorpus calls it lora_r"),
+        ("lora_rr: 8", "lora_rr: unknown key; did you mean lora_r?"),
         ("weight_decay: much", "weight_decay: must be a number"),
         (
             "learning_rate: fast",
