@@ -34,7 +34,7 @@ MARKER = re.compile(
 )
 # A slow machine prints lines of progress, which a fast one does not.
 PROGRESS = re.compile(r"[\d.]+ s  .*parts \d+/\d+")
-ENVIRONMENT = {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
