@@ -25,6 +25,7 @@ from rich.text import Text
 
 from packcorpus.tasks.core.errors import PackError, PartMissing, UsageError
 from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import checked_folder
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.train.config import Parser, load_training_config
@@ -43,8 +44,6 @@ DISK_FIX = "models and checkpoints need more: free some space, or set `output`"
 CORPORA = 3  # newest corpora whose tokenizers are compared with AutoTokenizer
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-
-INSTALL = "make extras"
 
 # Packages with kernels for convolutions, scans, and linear attention. transformers uses them if they are installed.
 STATE_KERNELS = ("causal-conv1d", "mamba-ssm", "flash-linear-attention")
@@ -103,7 +102,9 @@ def examine() -> list[Finding]:
             findings += [*_gpus(), *_compute(), *_tokenizers()]
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
-            findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
+            findings.append(
+                Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {devices.INSTALL}")
+            )
     findings += [Finding("warning", "WSL", advice.name, advice.action) for advice in advise({"wsl": devices.is_wsl()})]
     memory, disk = devices.free_memory(), devices.free_disk(Path("data"))
     for topic, free, little, text, fix in (
@@ -112,7 +113,7 @@ def examine() -> list[Finding]:
     ):
         text = f"{free / GIB:.1f} GiB {text}"
         findings.append(Finding("warning", topic, text, fix) if free < little else Finding("ok", topic, text))
-    return [*findings, Finding("ok", "CPU", f"{devices.cpus()} cores")]
+    return [*findings, Finding("ok", "CPU", f"{cores()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -157,11 +158,11 @@ def _libraries() -> Iterator[Finding]:
     for package, wanted in devices.training_needs().items():
         installed = devices.version_of(package)
         if installed is None:
-            yield Finding("problem", package, f"not installed; {wanted} is required", INSTALL)
+            yield Finding("problem", package, f"not installed; {wanted} is required", devices.INSTALL)
         elif in_range(installed, wanted):
             good.append(f"{package} {installed}")
         else:
-            yield Finding("problem", package, f"{installed} is not supported ({wanted} is required)", INSTALL)
+            yield Finding("problem", package, f"{installed} is not supported ({wanted} is required)", devices.INSTALL)
     if good:
         yield Finding("ok", "libraries", ", ".join(good))
 

@@ -120,8 +120,8 @@ def check(
     ] = None,
     tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
-    ] = 2,
+        int | None, option("N", "Worker processes, for the time estimate. Default: as for `pack`.", min=1)
+    ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -140,7 +140,7 @@ def check(
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    prediction = changed(predict(settings, config.parent, root, workers, batches=batches), config=config)
+    prediction = changed(predict(settings, config.parent, root, workers or 0, batches=batches), config=config)
     print_view(prediction, show_prediction, json_output)
     if prediction.run_fails:
         raise typer.Exit(DATA)
@@ -150,7 +150,7 @@ def check(
 def pack(
     config: ConfigArgument = None,
     sequence_length: SequenceLengthOption = "",
-    workers: Annotated[int | None, option("N", "Worker processes. Default: 2.")] = None,
+    workers: Annotated[int | None, option("N", "Worker processes. Default: one per usable core.")] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")

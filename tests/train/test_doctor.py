@@ -112,7 +112,7 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert problems.keys() == {"torch", "trl"}
     assert re.fullmatch(r"not installed; <[\d.]+,>=[\d.]+ is required", problems["torch"].found)
     assert re.fullmatch(r"0\.9\.1 is not supported \(<[\d.]+,>=[\d.]+ is required\)", problems["trl"].found)
-    assert {finding.fix for finding in problems.values()} == {"make extras"}
+    assert {finding.fix for finding in problems.values()} == {"pip install 'packcorpus[train]'"}
     assert doctor.main(console=Console(file=io.StringIO())) == 69
 
 
