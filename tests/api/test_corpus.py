@@ -1,4 +1,4 @@
-"""A Corpus gives what is in its shards, in the order of the trainer, and names mistakes."""
+"""A Corpus gives what is in its shards, and batches in the order of the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders with modules of a user that have our names, and installed copies of packcorpus.
+"""Modules of a user that have our names, and installed copies of packcorpus.
 
 RAISING   prints and raises if it is imported
 CLONE     the editable install of this environment
