@@ -1,4 +1,4 @@
-"""Install a wheel in a new environment, and use it in a folder with three conversations.
+"""Install a wheel in a new environment, and pack three conversations with it.
 
     python tests/smoke.py dist/packcorpus-0.1.0-py3-none-any.whl            with any Python from 3.11 to 3.14
     python tests/smoke.py dist/packcorpus-0.1.0-py3-none-any.whl --here     with the libraries of this environment

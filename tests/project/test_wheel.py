@@ -1,4 +1,4 @@
-"""The sdist and the wheel hold what they need, and the wheel works in a user's folder."""
+"""The sdist and the wheel are complete, and the wheel works in a user's folder."""
 
 from __future__ import annotations
 
