@@ -35,6 +35,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, project)
+    (project / "tests").mkdir()
+    (project / "tests" / "test_config.py").write_bytes(b"")
     sdist = build(project, "sdist")
     return build(project, "wheel"), sdist
 
