@@ -36,6 +36,7 @@ lists = dict(argument.split('=') for argument in sys.argv[1:]); \
 RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt setuptools
 COPY README.md LICENSE ./
 COPY packcorpus packcorpus
+COPY src src
 COPY pipeline pipeline
 COPY tasks tasks
 COPY train train

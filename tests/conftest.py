@@ -62,6 +62,7 @@ SLOW = (
 # All tests that load torch, in their process or in a command server (support/servers/command_server.py): that takes
 # seconds, and a process with torch takes longer to fork.
 TRAINING = (
+    "api/test_examples.py",
     "pipeline/test_train_adapter.py",
     "project/test_docs.py",
     "project/test_imports.py",

@@ -68,11 +68,12 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     else:
         shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
     listed = pieces + sum(ledger.conversations.dropped.values())
+    of_index, of_plan = INDEX_BYTES + 4 * config.splits_at_turns, PLAN_BYTES + 4 * config.splits_at_turns
     disk = {
         "shards": shards,
-        "index": listed * INDEX_BYTES,
+        "index": listed * of_index,
         "token_files": sum(each.file.size * weight for each, weight in zip(chosen.sampled, weights, strict=True)),
-        "plan": listed * INDEX_BYTES + pieces * PLAN_BYTES,
+        "plan": listed * of_index + pieces * of_plan,
         "tokenizer": sum(file.stat().st_size for file in recipe.tokenizer_files.files),
     }
     at_once = max(1, min(workers, usable))

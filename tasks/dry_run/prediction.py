@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from packcorpus.tasks.inspection.rows import Span
 from packcorpus.tasks.packing.balance import Waiting
 from packcorpus.tasks.recipe import Recipe
@@ -123,6 +125,7 @@ class Prediction:
     failures: list[str]
     warnings: list[str]
     recipe: Recipe = field(repr=False)
+    lengths: np.ndarray = field(repr=False)  # int[conversations] of the sample: tokens of their longest samples
 
     @property
     def looked_at(self) -> int:

@@ -1096,7 +1096,7 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
             "unknown_format",
             r"columns: \{messages: dialog, role: who, content: Text\}",
         ),
-        (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
+        (b'{"spalte": "x", "wert": "y"}\n', "unknown_format", r"keys found: spalte, wert; formats tried: messages"),
     ],
 )
 def test_an_unknown_format_is_explained(tmp_path: Path, content: bytes, reason: str, expected: str) -> None:

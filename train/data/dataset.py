@@ -71,11 +71,8 @@ class PackedDataset(torch.utils.data.Dataset):
     If rows have several lengths, a split holds the rows of one length, such as train-512. A DataLoader fetches the rows
     of a batch at once:
 
-        from torch.utils.data import DataLoader
-        from transformers import default_data_collator
-        from packcorpus import PackedDataset
-        rows = PackedDataset("manifests/sample-0123456789ab.json")
-        batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
+        rows = packcorpus.PackedDataset("mine")
+        batches = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, collate_fn=packcorpus.Collator("sdpa"))
 
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
     modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
