@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "turns": {"overlong": "turns", "epochs": 2, "more": [{"messages": SHORT + one["messages"]} for one in LONG * 3]},
     "whole": {"packing": False},
     "aligned": {"align": 16, "seed": 1},
-    "lists": {"padding": "none"},
+    "lists": {"padding": "none", "overlong": "truncate"},
     "mixed": {
         "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
         "epochs": 2, "again": 3,
