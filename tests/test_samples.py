@@ -141,8 +141,19 @@ def test_the_ledger_knows_what_turns_apart_would_make(tmp_path: Path) -> None:
     whole = sum(entry["turn"] == -1 for entry in index_of(paths["auto"]))
     assert found.apart.tokens == ledgers["apart"].tokens.encoded + whole
     assert found.apart.repeated_prompt_tokens == apart.repeated_prompt_tokens
-    line = explain_samples(ledgers["auto"])
+    line, ways_out = explain_samples(ledgers["auto"])
     assert f"{apart.read / 12:.1f} with turns: apart" in line
+    assert f"({found.repeated_percent:.1f} % of the compute, about {found.repeated_rows} row" in line
+    assert "to pay less: train_on: rounds (about " in ways_out
+    assert "turns: as_rendered (about " in ways_out
+    assert [*explain_samples(ledgers["apart"])][1].startswith("to pay less: turns: auto in as few samples as")
+    for setting, way in found.ways_out.items():
+        name, _, value = setting.partition(": ")
+        path = pack_corpus(make_recipe(tmp_path / value, records, **settings, **{name: value}))
+        ledger = load_manifest(path).ledger
+        assert way.samples == (ledger.samples.read if ledger.samples else ledger.conversations.packed)
+        assert way.tokens == pytest.approx(ledger.tokens.encoded, abs=len(records)), "a line break may follow an answer"
+        assert way.rows is not None
 
 
 def test_the_ledger_counts_what_settings_leave_out(tmp_path: Path) -> None:

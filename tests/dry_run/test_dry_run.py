@@ -371,7 +371,7 @@ def test_exit_code_of_a_run_that_will_fail(tmp_path: Path) -> None:
     assert failing.returncode == 65
     printed = " ".join(failing.stdout.split())  # lines may be wrapped
     assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 1.00 %. " in printed
-    assert "shows the first of each reason; the most frequent reason is bad_role; fix: use the role" in printed
+    assert "shows the first of each reason; the most frequent reason is bad_role; fix: map the name" in printed
     assert "; set max_rejects: 0.0197 to accept this" in printed
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
