@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import orjson
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
-from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.printable import printable, suggest
 from packcorpus.tasks.storage.files import read_json
 from packcorpus.train.config import Parser
 from packcorpus.train.loop.run_folder import checkpoints_of, model_digest, step_of
@@ -95,11 +96,9 @@ def _by_name(text: str, root: Path) -> Path:
         return home / text
     if named := [path for path in folders if parts[path][0] == text]:
         finished = [path for path in named if (path / RECORD).is_file()] or named
-        if len(finished) == 1:
-            return finished[0]
-        listed = ", ".join(path.name for path in finished[-LISTED:])
-        text = f"{text}: there are several runs of this name ({listed}); name one of them"
-        raise UsageError("bad_command_line", text)
+        if len(finished) > 1:  # as for a corpus of several of one name
+            print(printable(f"{finished[-1]}: the newest of {len(finished)} named {text}"), file=sys.stderr)
+        return finished[-1]
     keyed = [path for path in folders if parts[path][2].startswith(text)] if len(text) >= SHORTEST_KEY else []
     if len(text) == 64:
         keyed = [path for path in folders if len(parts[path][2]) == 12 and text.startswith(parts[path][2])]
