@@ -1,4 +1,4 @@
-"""`python -m train` on a small corpus: results, rejections, signals.
+"""`packcorpus train` on a small corpus: results, rejections, signals.
 
 Signals are sent at a random moment after the first step (SIGKILL to the last rank); the logs of all steps are compared.
 """
