@@ -6,6 +6,7 @@
     packcorpus, luigi ─▶ docs/reference/cli.md
     registries of formats, containers and templates ─▶ docs/reference/formats.md
     the table of error codes ─▶ docs/reference/errors.md
+    docstrings of packcorpus ─▶ docs/reference/python.md
     Config, Manifest ─▶ docs/reference/config.schema.json, docs/reference/manifest.schema.json
 
 With --check, nothing is written, and the exit code is 1 if a page is out of date. With --memory, the table of memory in
@@ -14,12 +15,14 @@ docs/guides/one-gpu.md is written, too.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -511,15 +514,101 @@ def errors_page() -> str:
             "",
             f"## {title}",
             "",
-            "| code | reason | exit | meaning | cause | fix |",
-            "|---|---|---|---|---|---|",
+            "| code | reason | exit | meaning | fix |",
+            "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.cause} | {code.fix} |"
+            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.fix} |"
             for code in CODES.values()
             if code.code[1] == digit
         ]
     return "\n".join(lines) + "\n"
+
+
+# The sections of the page of the Python API: their titles and names.
+API = {
+    "Pack and open": ("pack", "check", "open", "verify"),
+    "Corpus": ("Corpus", "Corpus.rows", "Corpus.conversation", "Corpus.batches", "Corpus.dataset"),
+    "What they return": ("Rows", "Conversation", "Sample", "Batches", "DryRun"),
+    "For your own trainer": (
+        *("PackedDataset", "Collator", "require_isolation", "check_isolation", "segments", "weigh_loss"),
+        *("sft_dataset", "padding_tokenizer"),
+    ),
+}
+ERRORS = (
+    *("PackError", "UsageError", "DataError", "InputMissing", "PartMissing", "StorageError", "Busy", "Interrupted"),
+    *("NotReproducible", "Bug"),
+)
+
+
+def python_page() -> str:
+    import packcorpus
+
+    lines = [
+        NOTE,
+        "# Python",
+        "",
+        "`import packcorpus` has everything below and loads no other library: each name loads what it needs. A module",
+        "of your own called `train`, `tasks`, or `pipeline` is never mixed up with ours.",
+        "",
+    ]
+    for title, names in API.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            value: Any = packcorpus
+            for part in name.split("."):
+                value = getattr(value, part)
+            lines += [f"### {name.replace('Corpus.', 'corpus.')}", "", *_signature(name, value), *_markdown(value), ""]
+    lines += [
+        "## Errors",
+        "",
+        "Every error is a `PackError` with `code` (such as `E310`), `reason`, `message`, `exit_code`, and `facts`, a",
+        "dict of values that the message names. [Errors](errors.md) lists the codes. In a traceback, the last line has",
+        "cause and fix.",
+        "",
+        "| class | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])} |" for name in ERRORS),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _signature(name: str, value: Any) -> list[str]:
+    """Return the signature of a function or a class that users call."""
+    if name in ("Corpus", "Rows", "Conversation", "Sample", "Batches", "DryRun"):
+        return []
+    words, result = [], ""
+    signature = inspect.signature(value)
+    if not inspect.isclass(value):
+        result = f" -> {signature.return_annotation}"
+    for own in signature.parameters.values():
+        if own.kind is own.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        if own.name != "self":
+            default = "" if own.default is own.empty else f" = {own.default!r}"
+            words.append(f"{'**' * (own.kind is own.VAR_KEYWORD)}{own.name}: {own.annotation}{default}")
+    called = name.replace("Corpus.", "corpus.") if "." in name else f"packcorpus.{name}"
+    text = f"{called}({', '.join(words)}){result}"
+    if len(text) > WIDTH:
+        text = "\n".join([f"{called}(", *(f"    {word}," for word in words), f"){result}"])
+    return ["```python", text.replace("AnyPath", "str | os.PathLike[str]").replace("'", '"'), "```", ""]
+
+
+def _markdown(value: Any) -> list[str]:
+    """Return a docstring as Markdown: tables of attributes, and indented code as blocks."""
+    paragraphs = re.split(r"\n\n+", inspect.getdoc(value) or "")
+    lines: list[str] = []
+    for paragraph in paragraphs:
+        if paragraph.startswith("    "):
+            lines += ["```python", *textwrap.dedent(paragraph).splitlines(), "```", ""]
+        elif re.match(r"[\w, ]+?  +\S", paragraph):
+            entries = re.split(r"\n(?=\S)", re.sub(r";   (?=\w+   )", "\n", paragraph))
+            pairs = [re.split(r"  +", " ".join(entry.split("\n")), maxsplit=1) for entry in entries]
+            lines += ["| | |", "|---|---|", *(f"| `{names}` | {prose(text)} |" for names, text in pairs), ""]
+        else:
+            lines += [paragraph, ""]
+    return lines[:-1]
 
 
 def config_schema() -> str:
@@ -540,6 +629,7 @@ PAGES = {
     "cli.md": cli_page,
     "formats.md": formats_page,
     "errors.md": errors_page,
+    "python.md": python_page,
     "config.schema.json": config_schema,
     "manifest.schema.json": manifest_schema,
 }

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from packcorpus.tasks.core.errors import PackError, PartMissing, UsageError
 from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import checked_folder
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.train.config import TOY, Parser, load_training_config
@@ -115,7 +116,7 @@ def examine() -> list[Finding]:
     ):
         text = f"{free / GIB:.1f} GiB {text}"
         findings.append(Finding("warning", topic, text, fix) if free < little else Finding("ok", topic, text))
-    return [*findings, Finding("ok", "CPU", f"{devices.cpus()} cores")]
+    return [*findings, Finding("ok", "CPU", f"{cores()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:

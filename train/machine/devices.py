@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.tasks.core.process import cores
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.machine.process import first_line
 
@@ -73,7 +74,7 @@ def resolve(config: TrainingConfig) -> Device:
             "train on a GPU",
         )
     if kind == "cpu":
-        return Device("cpu", "fp32", f"CPU, {cpus()} cores")
+        return Device("cpu", "fp32", f"CPU, {cores()} cores")
     best = best_precision()
     if precision == "bf16" and best != "bf16":
         text = f"precision: bf16 cannot be used: {no_bf16_reason()}; set precision: auto or {best}"
@@ -303,11 +304,6 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cpus() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processes_here(unknown: int = 1) -> int:
