@@ -2,7 +2,7 @@
 
 This package never imports `pipeline`.
 
-    packcorpus train sample
+    packcorpus train sample --base-model Qwen/Qwen3-8B
 
     manifest ─data─▶ verified rows in memory ──────────────────────┐
     settings ─model─▶ base model with an adapter, proven isolated ─┴─loop─▶ adapter, tokenizer, record, picture

@@ -250,14 +250,14 @@ def part(
 # All options of `train` are passed on, including --help.
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    options_metavar="[CORPUS] [OPTION]...",
+    options_metavar="[CORPUS] --base-model MODEL [OPTION]...",
 )
 def train(context: typer.Context) -> None:
     """Train a QLoRA adapter on a corpus.
 
-    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run. All
-    options are passed to `python -m train`. `packcorpus train doctor` reports what this machine can use for training,
-    and `packcorpus train merge RUN` merges an adapter into its base model.
+    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run.
+    `packcorpus train doctor` reports what this machine can use for training, `diagnose` which settings train faster,
+    `merge RUN` merges an adapter into its base model, and `chat RUN` talks to the result.
     """
     from packcorpus.tasks.cli import start
 
@@ -273,7 +273,7 @@ def certify(context: typer.Context) -> None:
 
     RUN is a training run, as for `packcorpus train merge`. Token ids, the chat template, names of the adapter, stop
     tokens, weights, and logits are compared, also of the merged model if there is one. The exit code is 65 if what is
-    served is not what was trained. All options are passed to `python -m train certify`.
+    served is not what was trained.
     """
     from packcorpus.tasks.cli import start
 

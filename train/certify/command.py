@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     ours = run_parser(
-        prog="python -m train certify",
+        prog="packcorpus certify",
         description="Compare what is served with what was trained: token ids, chat template, names of the adapter, "
         "stop tokens, weights, and logits.",
     )

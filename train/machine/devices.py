@@ -30,7 +30,6 @@ from packcorpus.train.machine.process import first_line
 if TYPE_CHECKING:
     import torch
 
-INSTALL = "pip install 'packcorpus[train]'"
 CUDA_BUILDS = "https://pytorch.org/get-started/locally"
 
 
@@ -104,14 +103,22 @@ def check_libraries() -> None:
     if missing := [name for name in training_needs() if version_of(name) is None or find_spec(name) is None]:
         raise PartMissing(
             "library_missing",
-            f"training needs {', '.join(missing)}, which is not installed; run: {INSTALL}",
+            f"training needs {', '.join(missing)}, which is not installed; run: {how_to_install()}",
         )
 
 
 def not_installed_reason() -> str | None:
     """Return why the requirements are unknown, and the fix; None if they are known."""
     text = "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
-    return None if version_of("packcorpus") else f"{text}run: make extras, or pip install '.[train]'"
+    return None if version_of("packcorpus") else f"{text}run: {how_to_install()}"
+
+
+def how_to_install() -> str:
+    """Return the command that installs the extra `train` here."""
+    ours = Path(__file__).resolve().parents[2]  # of a clone, which has a Makefile
+    if (ours / "Makefile").is_file() and Path.cwd().resolve() == ours:
+        return "make extras"
+    return f"pip install '{'packcorpus' if version_of('packcorpus') else ours}[train]'"
 
 
 def training_needs() -> dict[str, str]:
@@ -258,7 +265,7 @@ def no_nf4_reason(kind: str) -> str | None:
     try:
         from bitsandbytes import functional, matmul_4bit
     except ImportError as error:
-        return f"bitsandbytes cannot be imported ({first_line(error)}); run: {INSTALL}"
+        return f"bitsandbytes cannot be imported ({first_line(error)}); run: {how_to_install()}"
     version, here = metadata.version("bitsandbytes"), called(kind)
     device = f"cuda:{_own_gpu()}" if kind == "cuda" else kind
     try:

@@ -1,4 +1,4 @@
-"""Run `python -m train merge RUN`: merge an adapter into its base model.
+"""Run `packcorpus train merge RUN`: merge an adapter into its base model.
 
 The last line of standard output is the path of the folder.
 """
@@ -17,7 +17,7 @@ from packcorpus.train.merge.find_run import find_base, find_run, run_parser
 
 def parser() -> Parser:
     ours = run_parser(
-        prog="python -m train merge",
+        prog="packcorpus train merge",
         description="Merge the adapter of a run into its base model, and check the result against both.",
     )
     ours.add_argument(
