@@ -9,7 +9,7 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
-    packcorpus certify RUN [--merged FOLDER]
+    packcorpus certify RUN [--merged FOLDER]    packcorpus skill
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -51,6 +51,7 @@ from packcorpus.tasks.cli.options import (
     positive,
     print_lines,
     print_view,
+    value_as_json,
 )
 from packcorpus.tasks.core.error_codes import DATA
 from packcorpus.tasks.core.errors import Interrupted, UsageError
@@ -495,6 +496,16 @@ def push(
     news = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
     news = "already complete, nothing to do" if done.found_done else news
     print_lines(done, [f"{done.url}: {news}; commit {done.commit}"], json_output)
+
+
+@app.command()
+def skill(json_output: JsonOption = False) -> None:
+    """Print a page for coding agents: how to prepare a dataset.
+
+    To keep it as a skill: packcorpus skill > .claude/skills/packcorpus/SKILL.md
+    """
+    page = Path(__file__).with_name("skill.md").read_text(encoding="utf-8")
+    print(value_as_json({"page": page}) if json_output else page.rstrip())
 
 
 # The exit code that typer returns for a KeyboardInterrupt.
