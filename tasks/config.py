@@ -294,11 +294,12 @@ class Config(BaseModel):
         description="Parts of the trained answers that are trained on, such as {reasoning: false}. All parts are in "
         "the rows. A conversation whose parts cannot be separated is rejected.",
     )
-    turns: Annotated[Literal["auto", "together", "apart"], ADVANCED_TOKENS] = Field(
+    turns: Annotated[Literal["auto", "together", "apart", "as_rendered"], ADVANCED_TOKENS] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
         "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
-        "prompt.",
+        "prompt; as_rendered: one sample for each conversation, its one rendering, even where that differs from "
+        "inference, as other trainers do.",
     )
     reasoning: Annotated[Literal["keep", "drop"], TOKENS_IF_SET] = Field(
         "keep",

@@ -273,12 +273,20 @@ def show_list(listing: Listing, console: Console) -> None:
             continue
         full = "-" if one.packing_efficiency is None else f"{one.packing_efficiency:.2f} %"
         finished = printable((one.finished or "")[:16].replace("T", " ")) or "-"
+        if one.is_gone:
+            finished = "folder missing"
+        if one.differs:
+            texts = {key: str(value) for key, value in one.differs.items()}
+            values = [f"{key}: {text if len(text) <= CUT else f'{text[: CUT - 1]}…'}" for key, text in texts.items()]
+            more = f" and {len(values) - MOST_DIFFERENCES:,} more" * (len(values) > MOST_DIFFERENCES)
+            name = Text.assemble(name, "\n", (f"  {printable(', '.join(values[:MOST_DIFFERENCES]))}{more}", "dim"))
         table.add_row(name, ", ".join(f"{n:,}" for n in one.row_lengths), f"{one.rows:,}", full, finished)
     whole(console, table)
 
 
 SHOWN = 20  # sources or conversations to list; twice as many settings or figures
 CUT = 72  # characters of a value or text
+MOST_DIFFERENCES = 6  # settings in which corpora of one name differ
 
 
 def show_difference(difference: Difference, console: Console) -> None:
@@ -351,8 +359,11 @@ WORDS = {
     "ledger.context.left_out": "left out of the context:",
     "ledger.pieces.packed": "pieces",
     "ledger.pieces": "pieces",
+    "ledger.pieces.later": "pieces without the beginning",
+    "ledger.pieces.inside": "pieces that begin within a turn",
+    "ledger.pieces.repeated_tokens": "tokens before later pieces",
     "ledger.tokens.separators": "separators",
-    "ledger.tokens.repeated": "tokens of copies",
+    "ledger.tokens.repeated": "tokens repeated",
     "ledger.tokens.padding": "padding",
     "ledger.tokens.alignment": "padding of align",
     "ledger.tokens.trained_truncated": "trained tokens of truncated",
@@ -374,6 +385,8 @@ def _named_as_inspect(change: Change) -> list[Change]:
     name, before, after = change.name, change.before, change.after
     if name.startswith("ledger."):  # a reason that is not listed has a count of 0
         before, after = before or 0, after or 0
+        if before == after:
+            return []
     if name in WORDS:
         return [Change(WORDS[name], before, after)] * bool(WORDS[name])
     if name.startswith("content."):

@@ -414,7 +414,7 @@ _ALL = [
     Code("E634", "no_bf16", PART, "The device does not support bf16 or, if it is a CPU, fp16.",
          "it is too old, or a CPU", "precision: auto"),
     Code("E635", "no_gpu", PART, "A GPU cannot be used.",
-         "the driver, or a torch build without CUDA", "run make doctor, or train without it: device: cpu"),
+         "the driver, or a torch build without CUDA", "run packcorpus train doctor, or train without it: device: cpu"),
 
     Code("E640", "cannot_merge", DATA, "An adapter cannot be merged into its base model.",
          "it changes one weight differently in several layers, or has an unsupported type", "load it with PEFT"),
@@ -442,6 +442,12 @@ _ALL = [
          "it was quantized to be served, for example to FP8, GPTQ, or AWQ", "use the original checkpoint in 16 bits"),
     Code("E659", "budget_too_small", USAGE, "The budget of a diagnosis has no time for one run of the settings.",
          "the model is large, the machine is slow, or a step has many tokens", "raise --budget, or lower --steps"),
+
+    Code("E660", "no_base_model", USAGE, "The settings of a training run name no base model.",
+         "base_model has no default", ""),
+    Code("E661", "bad_prompt", USAGE, "A question cannot be put to the model.",
+         "the template refuses these messages, there is no template, or the dialog is longer than the model reads",
+         "change the messages, or start a new dialog"),
 
     Code("E685", "url_not_supported", USAGE, "A URL cannot be used here.",
          "its scheme is unknown, it is incomplete, or the command reads local files only", ""),

@@ -259,14 +259,19 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
         noun, setting = LEFT_OUT[name]
         phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
     if phrases:
-        lines.append(f"{verb} from the context: {', '.join(phrases)}")
+        lines.append(f"{verb.replace('lost', 'left out')} of the context: {', '.join(phrases)}")
+    if (found := ledger.as_rendered) and found.without_reasoning:
+        answers = f"{mark}{counted(found.without_reasoning, 'trained answer')}"
+        lines.append(
+            f"{verb}: the reasoning of {answers}, {mark}{counted(found.unwritten_tokens, 'token')} (turns: as_rendered)"
+        )
     nothing = "nothing was lost" if about is None else "nothing will be lost"
     return lines or [f"{nothing}: {mark}{counted(of.read, 'conversation')}, {mark}{counted(every, 'token')}"]
 
 
 def ledger_notes(ledger: Ledger) -> list[str]:
-    """Describe the samples of conversations."""
-    return [explain_samples(ledger)] * (ledger.samples is not None)
+    """Describe the samples of conversations: several of each, or the one rendering."""
+    return [*explain_samples(ledger), *explain_as_rendered(ledger)]
 
 
 def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
@@ -286,22 +291,61 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 
-def explain_samples(ledger: Ledger) -> str:
-    """Describe the samples of a corpus whose conversations have several samples."""
+# What the ways out of several samples train on.
+WAYS_OUT = {
+    "turns: auto": "in as few samples as each answer needs to follow its prompt",
+    "train_on: rounds": "trains only on the answers after the last user message",
+    "train_on: last": "trains only on the last answer",
+    "turns: as_rendered": "trains on all answers of one rendering, which differs from inference",
+}
+
+
+def explain_samples(ledger: Ledger) -> Iterator[str]:
+    """Describe several samples of conversations, their price, and ways out."""
     found, packed, conversations = ledger.samples, ledger.tokens.packed, max(1, ledger.conversations.packed)
     if found is None:
-        return ""
+        return
     repeated = found.repeated_prompt_tokens
     each = f"{found.packed / conversations:.1f} per conversation"
-    share = f"{100 * repeated / max(1, packed):.1f} %"
+    share = f"{100 * repeated / max(1, packed):.1f} % of the compute"
+    if found.repeated_rows:
+        share += f", about {counted(found.repeated_rows, 'row')}"
     if apart := found.apart:
         each += f" ({apart.samples / found.read * found.packed / conversations:.1f} with turns: apart)"
         share += f"; {100 * apart.repeated_prompt_tokens / max(1, apart.tokens):.1f} % with turns: apart"
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.dropped.items()]
-    return (
+    yield (
         f"{found.packed:,} of {counted(found.read, 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
         f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
         "conversation"
+    )
+    ways = []
+    for setting, way in found.ways_out.items():
+        price = ""
+        if way.tokens is not None and way.rows is not None:
+            less = 100 * (1 - way.tokens / max(1, ledger.tokens.encoded))
+            price = f" (about {way.tokens:,} tokens in {counted(way.rows, 'row')}, {less:.0f} % less)"
+        ways.append(f"{setting}{price} {WAYS_OUT.get(setting, '')}")
+    if ways:
+        yield f"to pay less: {'; '.join(ways)}"
+
+
+def explain_as_rendered(ledger: Ledger) -> Iterator[str]:
+    """Describe how the one rendering of each conversation differs from inference."""
+    found = ledger.as_rendered
+    if found is None:
+        return
+    phrases = [
+        f"{counted(found.other_prompts, 'trained answer')} after another prompt than the model sees",
+        f"{counted(found.other_answers, 'trained answer')} written differently than the model writes them",
+        f"{counted(found.without_reasoning, 'answer')} without their reasoning "
+        f"({counted(found.unwritten_tokens, 'token')} not written)",
+    ]
+    counts = (found.other_prompts, found.other_answers, found.without_reasoning)
+    differs = ", ".join(phrase for phrase, count in zip(phrases, counts, strict=True) if count)
+    yield (
+        "the one rendering of a conversation (turns: as_rendered) differs from inference: "
+        f"{differs or 'in no answer of this corpus'}"
     )
 
 

@@ -116,8 +116,9 @@ class Prediction:
     packing_efficiency: float | None
     bytes_on_disk: dict[str, int]  # by kind of file
     peak_memory_bytes: int  # of the largest process
-    seconds: float  # with `workers` on idle cores
+    seconds: float  # with `workers` on idle `cores`, those that this process may use
     workers: int
+    cores: int
     steps: list[Steps]
     waiting: list[Waiting]
     run_fails: bool

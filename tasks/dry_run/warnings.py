@@ -71,7 +71,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     """
     config, counts, tokens = found.recipe.config, found.ledger.conversations, found.ledger.tokens
     sizes = sizes_of([each.sample for each in chosen.sampled])
-    if is_mixed(config):
+    if is_mixed(config) and config.weighting != "token_share":
         yield from explain_mixture(config, sizes, "" if found.whole else "about ")
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited
@@ -102,8 +102,8 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     if config.turns == "auto" and repeated >= NOTEWORTHY:
         yield (
             "turns: auto: the template writes earlier turns differently once another turn follows, so conversations "
-            f"have several samples; {100 * repeated:.0f} % of all tokens are repeated. With train_on: last, none are "
-            "repeated"
+            f'have several samples; {100 * repeated:.0f} % of all tokens are repeated. "To pay less" above lists the '
+            "settings that avoid it"
         )
     empty = found.noticed["empty_prompts"]
     if isinstance(empty, int) and empty > MOST_EMPTY_PROMPTS * found.looked_at:

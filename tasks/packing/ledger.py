@@ -22,7 +22,14 @@ from packcorpus.tasks.storage.facts import Ledger
 from packcorpus.tasks.storage.layout import SPLITS, first_packing
 from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from packcorpus.tasks.storage.token_files import TokenColumns
-from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import (
+    APART,
+    AS_RENDERED,
+    LEFT_OUT,
+    PRICE,
+    counts_in,
+    noticed_in,
+)
 
 # Digests of conversations that are sorted at a time, 8 bytes each.
 SORTED_AT_ONCE = 1 << 24
@@ -257,7 +264,7 @@ def plan_facts(
     if layout.has_several_lengths:
         facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
     facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places, rows, config).model_dump(),
         "packing_metadata": _packing_metadata(config, account, rows, room, written),
         "sources": source_facts(recipe, receipts, account),
         "mixture": mixture_facts(recipe, account),
@@ -281,7 +288,14 @@ def plan_facts(
     return facts
 
 
-def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+def make_ledger(
+    receipts: Sequence[dict[str, Any]],
+    account: Account,
+    rejected: dict[str, int],
+    places: int,
+    rows: float,
+    config: Config,
+) -> Ledger:
     """Build the manifest's ledger, and check that it balances.
 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
@@ -325,7 +339,16 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
         "context": {"tokens": packed - account.total("trained"), "left_out": left_out(receipts)},
     }
     if samples:
-        values["samples"] = samples | {"apart": apart(receipts, samples["read"], encoded)}
+        repeated = samples["repeated_prompt_tokens"] / max(1, packed)
+        values["samples"] = samples | {
+            "repeated_percent": round(100 * repeated, 1),
+            "repeated_rows": round(repeated * rows),
+            "apart": apart(receipts, samples["read"], encoded),
+            "ways_out": ways_out(receipts, config, samples["read"], encoded, rows),
+        }
+    if config.turns == "as_rendered":
+        counts = counts_in(receipts, AS_RENDERED)
+        values["as_rendered"] = {name: counts.get(name, 0) for name in AS_RENDERED}
     ledger = Ledger.model_validate(values)
     ledger.check(places)
     return ledger
@@ -344,6 +367,34 @@ def apart(receipts: Sequence[Mapping[str, Any]], samples: float, encoded: float)
         "tokens": encoded + more["apart_tokens"],
         "repeated_prompt_tokens": more.get("apart_repeated", 0),
     }
+
+
+def ways_out(
+    receipts: Sequence[Mapping[str, Any]], config: Config, samples: float, encoded: float, rows: float
+) -> dict[str, dict[str, Any]]:
+    """Return settings with which conversations have fewer samples.
+
+    The values are what remains. Now, they have so many samples, encoded tokens, and rows. The last sample of a
+    conversation is about its one rendering.
+    """
+    counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
+    earlier, tokens, before_round, round_tokens, long_rounds = (counts[name] for name in PRICE)
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(setting: str, fewer: int, fewer_tokens: int) -> None:
+        share = 1 - fewer_tokens / max(1, encoded)
+        found[setting] = {"samples": samples - fewer, "tokens": encoded - fewer_tokens, "rows": round(share * rows)}
+
+    if not earlier:
+        return found
+    if config.turns == "apart":
+        found["turns: auto"] = {}
+    if long_rounds and before_round and config.train_on == "assistant":
+        add("train_on: rounds", before_round, round_tokens)
+    if config.train_on != "last" and not (long_rounds and tokens == round_tokens):
+        add("train_on: last", earlier, tokens)
+    add("turns: as_rendered", earlier, tokens)
+    return found
 
 
 def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:

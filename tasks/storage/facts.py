@@ -221,6 +221,29 @@ class Apart(Facts):
     repeated_prompt_tokens: int = Field(description="The tokens among them that repeat the sample before.")
 
 
+class WayOut(Facts):
+    """The same conversations with another setting.
+
+    It is empty if that is not known without a run.
+    """
+
+    samples: int | None = Field(None, description="Samples, to compare with `read`.")
+    tokens: int | None = Field(None, description="Tokens without separators, to compare with `encoded`.")
+    rows: int | None = Field(None, description="Rows of all splits, if they are as full as now.")
+
+
+class AsRendered(Facts):
+    """How the one rendering of each conversation differs from inference.
+
+    Only with `turns: as_rendered`.
+    """
+
+    other_prompts: int = Field(description="Trained answers that do not follow the prompt that the model sees.")
+    other_answers: int = Field(description="Trained answers that the model writes differently.")
+    without_reasoning: int = Field(description="Answers whose reasoning is not written; also counted as differing.")
+    unwritten_tokens: int = Field(description="Tokens of this reasoning, which are not encoded.")
+
+
 class SampleFacts(Facts):
     """Samples: read = packed + rejected + Σ dropped.
 
@@ -236,7 +259,14 @@ class SampleFacts(Facts):
         "conversation: for each sample, its untrained tokens, but at most the length of the previous sample. "
         "Additional copies do not count."
     )
+    repeated_percent: float | None = Field(
+        None, description="Share of these tokens in `packed`: the price in compute. Absent in earlier versions."
+    )
+    repeated_rows: int | None = Field(None, description="Rows of all splits that these tokens fill.")
     apart: Apart | None = Field(None, description="Only if `turns: apart` would make more samples.")
+    ways_out: dict[str, WayOut] = Field(
+        default_factory=dict, description="Settings with which these conversations have fewer samples."
+    )
 
 
 class Ledger(Facts):
@@ -247,6 +277,7 @@ class Ledger(Facts):
     tokens: Tokens
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
+    as_rendered: AsRendered | None = None
 
     @property
     def has_copies(self) -> bool:

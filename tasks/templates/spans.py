@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TrainOn = Literal["assistant", "all", "last", "rounds"]
 
-Turns = Literal["auto", "together", "apart"]
+Turns = Literal["auto", "together", "apart", "as_rendered"]
 
 TEXT = -1
 
@@ -49,6 +49,13 @@ class Sample(NamedTuple):
     # Numbers of its trained answers with reasoning, and of those for which the template writes an empty block of it.
     reasoned: int = 0
     closed: int = 0
+    # With `turns: as_rendered`: numbers of its trained answers whose prompts at inference are not the text before them,
+    # and of those that are written differently; the messages whose reasoning it lacks, and those that it lacks
+    # altogether, which are not trained on.
+    unlike: int = 0
+    changed: int = 0
+    unreasoned: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 class Outline(NamedTuple):

@@ -304,7 +304,7 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(lines.hashlib, "sha256", Slow)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(parts_module, "cores", lambda: 2)
     monkeypatch.setattr(digests, "HASH_CHUNK", 1)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
         find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20)
