@@ -1,4 +1,4 @@
-"""`overlong: split` cuts a conversation between its turns, and loses no trained token that it can keep."""
+"""`overlong: split` cuts between turns, and keeps every trained token that fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARKS = TurnMarks(ENCODER, (START, USER), (START, USER, RESULT))
 
 
 class Turn(NamedTuple):
-    """A message of the user or a result, and the answer to it; how many tokens each has, without marks."""
+    """The tokens of a message of the user, or of a result, and of its answer."""
 
     is_result: bool
     prompt: int
