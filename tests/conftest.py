@@ -37,6 +37,8 @@ TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
 # By folder or file, so that a new test there needs no marker. Single slow tests elsewhere have their own marker.
 SLOW = (
+    "api/test_commands.py",
+    "api/test_own_modules.py",
     "cli/test_inspect.py",
     "cli/test_rows.py",
     "corpus/test_push.py",
@@ -62,7 +64,9 @@ SLOW = (
 # All tests that load torch, in their process or in a command server (support/servers/command_server.py): that takes
 # seconds, and a process with torch takes longer to fork.
 TRAINING = (
+    "api/test_corpus.py",
     "api/test_examples.py",
+    "api/test_training.py",
     "pipeline/test_train_adapter.py",
     "project/test_docs.py",
     "project/test_imports.py",

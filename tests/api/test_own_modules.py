@@ -1,28 +1,15 @@
-"""Modules of a user that are called train, tasks, or pipeline are never ours.
-
-The clone is the editable install of this environment; the wheel is built from a copy and installed in a folder.
-
-    RAISING   each module prints and raises if it is imported: nothing may import it
-    OWN       a package, imported by the script itself, before or after packcorpus
-    FOLDERS   folders without an __init__.py
-"""
+"""Modules of a user that are called train, tasks, or pipeline are never ours."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.commands import BIN, ROOT, Done
-from support.tokenizer_kinds import kind_path
+from support.commands import BIN
+from support.own_modules import CLONE, RAISING, Install, ok, wheel_of, write_data, write_modules
 
-NAMES = ("train", "tasks", "pipeline")
-RAISING = "print('MINE', __name__)\nraise RuntimeError('a module of the user was imported')\n"
 USE = "import train, tasks, pipeline.steps\nassert (train.MINE, tasks.MINE, pipeline.steps.MINE) == (1, 1, 1)\n"
 API = """
 import packcorpus
@@ -36,49 +23,7 @@ assert packcorpus.open("api").key == corpus.key
 print(packcorpus.__file__)
 """
 # Loads the modules that pack, read, and order rows, without starting a process.
-LOAD = (
-    "import packcorpus, packcorpus.pipeline\npackcorpus.pack, packcorpus.open, packcorpus.Collator, packcorpus.check\n"
-)
-
-
-@dataclass(frozen=True)
-class Install:
-    """An installed packcorpus: `path` is on sys.path, and `bin` has its command."""
-
-    path: Path
-    bin: Path
-
-    def run(self, folder: Path, *words: str, **environment: str) -> Done:
-        """Run a command in a folder that is on sys.path, too."""
-        changes = {"PYTHONPATH": f".{os.pathsep}{self.path}", "OMP_NUM_THREADS": "1"} | environment
-        command = [str(self.bin / words[0]) if words[0] == "packcorpus" else words[0], *words[1:]]
-        return subprocess.run(
-            command, cwd=folder, env=os.environ | changes, capture_output=True, text=True, timeout=600, check=False
-        )
-
-
-CLONE = Install(ROOT / "src", BIN)
-
-
-def wheel_of(folder: Path) -> Install:
-    """Build the wheel from a copy, as of a clean clone, and install it in a folder."""
-    copy, installed = folder / "clone", folder / "installed"
-    copy.mkdir()
-    for name in ("packcorpus", "pipeline", "src", "tasks", "train"):
-        shutil.copytree(
-            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-        )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-deps", "--no-index"]
-    for words in (
-        ["wheel", "--no-build-isolation", *offline, "--wheel-dir", str(folder), str(copy)],
-        ["install", *offline, "--target", str(installed), "--find-links", str(folder), "packcorpus"],
-    ):
-        done = subprocess.run([*pip, *words], cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    return Install(installed, installed / "bin")
+LOAD = "import packcorpus, packcorpus.pipeline\npackcorpus.pack, packcorpus.open, packcorpus.Rows, packcorpus.check\n"
 
 
 @pytest.fixture(scope="module", params=["clone", "wheel"])
@@ -90,23 +35,7 @@ def install(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shutil.copy(ROOT / "data" / "sample" / "chat.jsonl", tmp_path / "chats.jsonl")
-    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "model")
-    (tmp_path / "packcorpus").mkdir()  # a folder of data, or the clone itself
-    return tmp_path
-
-
-def write_modules(folder: Path, text: str) -> None:
-    """Write train.py, tasks.py, and the package pipeline with the module steps."""
-    (folder / "pipeline").mkdir()
-    for name in ("train.py", "tasks.py", "pipeline/__init__.py", "pipeline/steps.py"):
-        (folder / name).write_text(text)
-
-
-def ok(done: Done) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "MINE" not in done.stdout + done.stderr
-    return done.stdout
+    return write_data(tmp_path)
 
 
 def test_the_api_never_imports_them(install: Install, folder: Path) -> None:
@@ -166,12 +95,8 @@ def test_children_of_multiprocessing(folder: Path) -> None:
     ok(CLONE.run(folder, sys.executable, "main.py"))
 
 
-CONFIG = '{"sources": "chats.jsonl", "tokenizer": "model", "name": "mine"}'
-
-
 def test_the_commands_never_import_them(install: Install, folder: Path) -> None:
     write_modules(folder, RAISING)
-    (folder / "my.yaml").write_text(CONFIG)
     manifest = ok(install.run(folder, "packcorpus", "pack", "my.yaml")).strip()
     luigi = [str(BIN / "luigi"), "--module", "packcorpus.pipeline", "PackCorpus", "--config", "my.yaml"]
     assert ok(install.run(folder, *luigi)).strip() == manifest
@@ -191,5 +116,13 @@ def test_the_commands_never_import_them(install: Install, folder: Path) -> None:
 def test_luigi_finds_ours_next_to_a_folder_without_an_init_file(install: Install, folder: Path) -> None:
     (folder / "pipeline").mkdir()
     (folder / "pipeline" / "steps.py").write_text(RAISING)
-    (folder / "my.yaml").write_text(CONFIG)
     ok(install.run(folder, str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "my.yaml"))
+
+
+def test_the_workers_of_ray_never_import_them(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
+    from support.servers.ray_cluster import cluster_in
+
+    write_modules(folder, RAISING)
+    with cluster_in(tmp_path_factory.mktemp("ray")):
+        ok(CLONE.run(folder, "packcorpus", "pack", "my.yaml", "--on", "ray://auto"))

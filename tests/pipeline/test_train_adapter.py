@@ -144,14 +144,14 @@ def test_a_signal_before_the_first_step_is_reported_once(folder: Path, number: i
 
 
 def training_of(pid: int) -> int:
-    """Return the `python -m train` process of a run that trains, or 0.
+    """Return the training process of a run that trains, or 0.
 
     The process that only prints the path of the record does not count.
     """
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
             given = process.cmdline()
-            if "train" in given and "--where" not in given:
+            if "packcorpus.train" in given and "--where" not in given:
                 return process.pid
     return 0
 

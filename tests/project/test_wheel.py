@@ -1,4 +1,4 @@
-"""The sdist and the wheel hold what they need, and the wheel works in a user's folder."""
+"""The sdist and the wheel are complete, and the wheel works in a user's folder."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def build(project: Path, kind: str) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a wheel and an sdist of the files that a clone has."""
     project = tmp_path_factory.mktemp("clone")
-    for name in SOURCES:
+    for name in (*SOURCES, "src"):
         shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, project)
+    (project / "tests").mkdir()
+    (project / "tests" / "test_config.py").write_bytes(b"")
     sdist = build(project, "sdist")
     return build(project, "wheel"), sdist
 

@@ -1,4 +1,4 @@
-"""`python -m train diagnose` finds slow settings on its own.
+"""`packcorpus train diagnose` finds slow settings on its own.
 
 A trial that fails is a row with its reason.
 """
