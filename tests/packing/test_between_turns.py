@@ -178,8 +178,10 @@ def test_results_of_tools_do_not_begin_a_piece(tmp_path: Path) -> None:
     assert "=result=" in recipe.encoder.decode(marks.result)
 
 
-def test_a_corpus_of_split_conversations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_a_corpus_of_split_conversations(tmp_path: Path, train_on: str) -> None:
     given_: dict[str, Any] = {"sequence_length": 128, "loss_weight": "both", "epochs": 2, "validation": 0.3}
+    given_ |= {"train_on": train_on}
     path = pack_corpus(make_recipe(tmp_path, RECORDS, **given_))
     verify(path)
     manifest = load_manifest(path)
