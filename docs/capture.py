@@ -46,7 +46,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def lines_of(command: str, folder: Path) -> list[str]:
-    """Return the lines that a command prints, with paths relative to `folder` and without progress."""
+    """Return what a command prints, without progress, and with relative paths."""
     lines = run(command, folder).stdout.replace(f"{folder}/", "").rstrip().splitlines()
     return [line.rstrip() for line in lines if not PROGRESS.match(line)]
 

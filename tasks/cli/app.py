@@ -9,7 +9,7 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
-    packcorpus certify RUN [--merged FOLDER]
+    packcorpus certify RUN [--merged FOLDER]    packcorpus skill
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -46,9 +46,12 @@ from packcorpus.tasks.cli.options import (
     TokenizerOption,
     default_config,
     manifest_argument,
+    number,
     option,
+    positive,
     print_lines,
     print_view,
+    value_as_json,
 )
 from packcorpus.tasks.core.error_codes import DATA
 from packcorpus.tasks.core.errors import Interrupted, UsageError
@@ -137,11 +140,14 @@ def check(
     sequence_length: SequenceLengthOption = "",
     name: NameOption = "",
     batch_size: Annotated[
-        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", min=1)
+        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", parser=positive)
     ] = None,
-    tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
+    tokens_per_step: Annotated[
+        int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", parser=positive)
+    ] = None,
     workers: Annotated[
-        int | None, option("N", "Worker processes, for the time estimate. Default: as for `pack`.", min=1)
+        int | None,
+        option("N", "Worker processes, for the time estimate. Default: as for `pack`.", parser=positive),
     ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -183,7 +189,9 @@ def pack(
     template: TemplateOption = "",
     sequence_length: SequenceLengthOption = "",
     name: NameOption = "",
-    workers: Annotated[int | None, option("N", "Worker processes. Default: one per usable core.")] = None,
+    workers: Annotated[
+        int | None, option("N", "Worker processes. Default: one per usable core.", parser=number)
+    ] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
@@ -292,21 +300,30 @@ def inspect(
             autocompletion=complete_file,
         ),
     ] = None,
-    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.")] = None,
+    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.", parser=number)] = None,
     split: Annotated[
         str | None,
         option("NAME", "The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths."),
     ] = None,
     conversation: Annotated[
-        int | None, option("N", "Show the conversation with number N in the index (#N in a row).")
+        int | None,
+        option("N", "Show the conversation with number N in the index (#N in a row).", parser=number),
     ] = None,
-    at: Annotated[str | None, option("FILE:LINE", "Show the conversation of this source line, with its row.")] = None,
-    line: Annotated[int | None, option("N", "For a source file: show its line (or record) N; 1 is the first.")] = None,
+    at: Annotated[
+        str | None,
+        option("FILE:LINE", "Show the conversation of this source line, or of a record's `id` (FILE:ID or ID)."),
+    ] = None,
+    line: Annotated[
+        int | None,
+        option("N", "For a source file: show its line (or record) N; 1 is the first.", parser=number),
+    ] = None,
     search: Annotated[str | None, option("TEXT", "Show the conversations that contain TEXT.")] = None,
     rejects: Annotated[
         bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="The maximum number of results to list.")
+    ] = 20,
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
     ] = False,
@@ -334,7 +351,12 @@ def diff(
     before: Annotated[Path, manifest_argument("BEFORE")],
     after: Annotated[Path, manifest_argument("AFTER", "The corpus to compare it with.")],
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="List at most N removed and N added conversations; all are counted.")
+        int,
+        typer.Option(
+            parser=positive,
+            metavar="N",
+            help="List at most N removed and N added conversations; all are counted.",
+        ),
     ] = 10_000,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -474,6 +496,16 @@ def push(
     news = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
     news = "already complete, nothing to do" if done.found_done else news
     print_lines(done, [f"{done.url}: {news}; commit {done.commit}"], json_output)
+
+
+@app.command()
+def skill(json_output: JsonOption = False) -> None:
+    """Print a page for coding agents: how to prepare a dataset.
+
+    To keep it as a skill: packcorpus skill > .claude/skills/packcorpus/SKILL.md
+    """
+    page = Path(__file__).with_name("skill.md").read_text(encoding="utf-8")
+    print(value_as_json({"page": page}) if json_output else page.rstrip())
 
 
 # The exit code that typer returns for a KeyboardInterrupt.
