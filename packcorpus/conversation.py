@@ -30,9 +30,14 @@ class Sample:
     """The tokens of a conversation, or of one of its turns, as they are in the rows.
 
     turn     the message that is trained on, from 0; None if the sample is the whole conversation
-    tokens   int32[n]; labels   int32[n], -100 where a token is not trained on; weights   float32[n], or None
+    tokens   int32[n]
+    labels   int32[n], -100 where a token is not trained on
+    weights  float32[n], or None if the corpus has no weights
     rows     (split, row) of each piece and of each copy
     dropped  why the sample is in no row, or ""
+
+        for sample in packcorpus.open("mine").conversation("chats.jsonl:3").samples:
+            print(sample.turn, len(sample.tokens), sample.rows)
     """
 
     turn: int | None
@@ -52,8 +57,9 @@ class Conversation:
     place     str: FILE:LINE in its source
     number    int: its number in the index
     samples   list of Sample: a conversation has several if its turns have different prompts
-    tokens    int32[n], and `labels` int32[n]: all samples, one after another; labels are -100 where a token is not
-              trained on; empty if the conversation was dropped, or in a corpus with `packing: false`
+    tokens    int32[n]: those of all samples, one after another; empty if the conversation was dropped, or in a corpus
+              with `packing: false`
+    labels    int32[n], -100 where a token is not trained on
     weights   float32[n], or None if the corpus has no weights
     messages  list of {"role": str, "content": str, …}, read from the source at first use. Raises InputMissing if the
               source is gone, and DataError if the conversation in it has changed

@@ -7,8 +7,8 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
-from packcorpus.tasks.core.error_codes import CODES
 from packcorpus.tasks.core.errors import PackError, PartMissing
+from packcorpus.tasks.core.messages import advice
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -22,8 +22,7 @@ def explained(function: Callable[Arguments, Result]) -> Callable[Arguments, Resu
         try:
             return function(*arguments, **named)
         except PackError as error:
-            code = CODES[error.reason]
-            note = f"{code.code}: cause: {code.cause}; fix: {code.fix}"
+            note = f"{error.code}: {advice(error)}".removesuffix(": ")
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             raise

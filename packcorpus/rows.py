@@ -34,10 +34,11 @@ COLUMNS = ("input_ids", "labels", "position_ids", LOSS_WEIGHT)
 class Rows(Sequence[Row]):
     """The rows of one split, mapped from the shards; nothing is copied.
 
-    `rows[n]` is a dict of numpy arrays, one for each column of the shards (see Row format): int32[L] `input_ids`,
-    `labels`, and `position_ids`, int8[L] `attention_mask`, and, if the corpus has weights, float32[L] `loss_weight`. L
-    is the number of tokens in a row. A slice is a list of rows. The arrays are views of the files and cannot be written
-    to. In a corpus with `packing: false`, a row has the Python values `messages`, `tools`, and `text` instead.
+    `rows[n]` is a dict of numpy arrays, one for each column of the shards (see [Row format](row-format.md)): int32[L]
+    `input_ids`, `labels`, and `position_ids`, int8[L] `attention_mask`, and, if the corpus has weights, float32[L]
+    `loss_weight`. L is the number of tokens in a row. A slice is a list of rows. The arrays are views of the files and
+    cannot be written to. In a corpus with `packing: false`, a row has the Python values `messages`, `tools`, and `text`
+    instead.
 
     The SHA-256 of a shard is checked when its first row is read. Raises IndexError without such a row, and DataError or
     InputMissing, naming the file, if a shard is damaged or missing.
@@ -99,9 +100,12 @@ def _array(column: pa.Array) -> Any:
 
 
 class Batches:
-    """The batches of some epochs: see `Corpus.batches`.
+    """The batches of some epochs, as `Corpus.batches` returns them.
 
     `len(batches)` is their number. Each iteration starts at the first epoch.
+
+        batches = packcorpus.open("mine").batches(4, epochs=2, framework="torch")
+        print(len(batches), next(iter(batches))["labels"].dtype)
     """
 
     def __init__(self, order: Order, epochs: int, framework: Literal["numpy", "torch"]):

@@ -635,14 +635,24 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
     if sequence_length:
-        given = [int(part) if part.strip().isdecimal() else part for part in sequence_length.split(",")]
-        values["sequence_length"] = given if len(given) > 1 else given[0]
+        values["sequence_length"] = length_of(sequence_length)
+    return config_from(values, str(path))
+
+
+def length_of(text: str) -> Any:
+    """Return the value of `sequence_length` that a command line gives, unchecked."""
+    given = [int(part) if part.strip().isdecimal() else part for part in text.split(",")]
+    return given if len(given) > 1 else given[0]
+
+
+def config_from(values: dict[str, Any], where: str) -> Config:
+    """Return the values of a file as a config; `where` names the file in messages."""
     sources = values.get("sources")
     if isinstance(sources, str):
         sources = [sources]
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
-    config = check_settings(Config, values, str(path))
+    config = check_settings(Config, values, where)
     config._moved = tuple(name for name in with_current_names(values) if name in KEYS and KEYS[name].advanced)
     flat = values | (values.get("advanced") or {})
     config._has_old_words = "company" in flat or flat.get("neighbors") == "apart"

@@ -170,12 +170,17 @@ def _print_figures(run: Prediction, console: Console) -> None:
     facts += [
         Fact("on disk", f"~ {in_bytes(sum(run.bytes_on_disk.values()))}", note=sizes),
         Fact("memory", f"~ {in_bytes(run.peak_memory_bytes)}", note="of the largest process"),
-        Fact("time", f"~ {duration(run.seconds)}", note=f"with {counted(run.workers, 'worker')} on idle cores"),
+        Fact("time", f"~ {duration(run.seconds)}", note=_workers(run)),
     ]
     print_facts(facts, console)
     if noticed_facts(run.noticed) or run.noticed.keys() & NOTICED_NAMES:
         heading(console, "Noticed", "in the sample")
         print_noticed(run.noticed, console)
+
+
+def _workers(run: Prediction) -> str:
+    cores = "core" if run.cores == 1 else "cores"
+    return f"with {counted(run.workers, 'worker')} on {run.cores:,} usable {cores}, if idle"
 
 
 def _print_steps(run: Prediction, console: Console) -> None:

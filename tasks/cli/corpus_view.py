@@ -359,8 +359,11 @@ WORDS = {
     "ledger.context.left_out": "left out of the context:",
     "ledger.pieces.packed": "pieces",
     "ledger.pieces": "pieces",
+    "ledger.pieces.later": "pieces without the beginning",
+    "ledger.pieces.inside": "pieces that begin within a turn",
+    "ledger.pieces.repeated_tokens": "tokens before later pieces",
     "ledger.tokens.separators": "separators",
-    "ledger.tokens.repeated": "tokens of copies",
+    "ledger.tokens.repeated": "tokens repeated",
     "ledger.tokens.padding": "padding",
     "ledger.tokens.alignment": "padding of align",
     "ledger.tokens.trained_truncated": "trained tokens of truncated",
@@ -382,6 +385,8 @@ def _named_as_inspect(change: Change) -> list[Change]:
     name, before, after = change.name, change.before, change.after
     if name.startswith("ledger."):  # a reason that is not listed has a count of 0
         before, after = before or 0, after or 0
+        if before == after:
+            return []
     if name in WORDS:
         return [Change(WORDS[name], before, after)] * bool(WORDS[name])
     if name.startswith("content."):

@@ -69,14 +69,43 @@ RootOption = Annotated[
     ),
 ]
 
-SequenceLengthOption = Annotated[str, option("N", "Override the config's sequence_length.")]
+SequenceLengthOption = Annotated[
+    str, option("N", "Override the config's sequence_length. For data without a config, default: 99 % fit.")
+]
+DraftedLengthOption = Annotated[str, option("N", "Tokens in a row. Default: 99 % of the conversations fit.")]
+TokenizerOption = Annotated[
+    str,
+    option(
+        "PATH|NAME",
+        "For data: the tokenizer of your model, a folder, file, or name on the Hub. Default: the only one nearby.",
+    ),
+]
+TemplateOption = Annotated[
+    str, option("TEMPLATE", "For data: built-in name, `tokenizer`, or Jinja file. Default: the tokenizer's own.")
+]
+NameOption = Annotated[str, option("NAME", "For data: the name of the corpus. Default: that of the first path.")]
 
 # The config that `init` writes, and other commands read, if no config is named.
 DEFAULT_CONFIG = Path("corpus.yaml")
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
+    typer.Argument(
+        metavar="CONFIG",
+        show_default=False,
+        readable=False,
+        help=f"The config of the corpus. Default: {DEFAULT_CONFIG}.",
+    ),
+]
+
+ConfigOrDataArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG|DATA",
+        show_default=False,
+        help="The config of the corpus, or its data: files, folders, globs, URLs, or datasets on the Hub. "
+        f"Default: {DEFAULT_CONFIG}.",
+    ),
 ]
 
 JsonOption = Annotated[

@@ -72,6 +72,8 @@ _ALL = [
          "", ""),
     Code("E109", "removed_setting", USAGE, "A setting was removed.",
          "the config, the command line, or the corpus is from an earlier version", ""),
+    Code("E110", "tokenizer_unnamed", USAGE, "It is not clear which tokenizer to use.",
+         "", ""),
 
     Code("E201", "not_an_object", DATA, "A record is not a JSON object.",
          "", "write one object per conversation"),
@@ -246,7 +248,7 @@ _ALL = [
          "`format` names a format whose keys they lack", "remove `format`, or name the right one"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer does not exist.",
-         "the name is mistyped, or the Hub cannot be reached or denies access",
+         "the Hub cannot be reached, denies access, or has no model of this name",
          "name a tokenizer.json, a .model file, a folder with one, or a name on the Hub, such as Qwen/Qwen3-8B"),
     Code("E402", "bad_tokenizer", DATA, "The tokenizer cannot be read.",
          "it is damaged, truncated, or has another type", "download it again"),
@@ -290,7 +292,7 @@ _ALL = [
          "the template has no place for reasoning", "set reasoning: drop, or use a template that writes reasoning"),
 
     Code("E501", "manifest_missing", MISSING, "The manifest does not exist.",
-         "", "packcorpus list shows all corpora of this folder"),
+         "", ""),
     Code("E502", "bad_manifest", DATA, "Not a valid manifest.",
          "it is another file, from another tool or version, or damaged", "name another file, or pack the corpus again"),
     Code("E503", "edited_manifest", DATA, "The manifest was modified after it was written.",
@@ -412,7 +414,7 @@ _ALL = [
     Code("E634", "no_bf16", PART, "The device does not support bf16 or, if it is a CPU, fp16.",
          "it is too old, or a CPU", "precision: auto"),
     Code("E635", "no_gpu", PART, "A GPU cannot be used.",
-         "the driver, or a torch build without CUDA", "run make doctor, or train without it: device: cpu"),
+         "the driver, or a torch build without CUDA", "run packcorpus train doctor, or train without it: device: cpu"),
 
     Code("E640", "cannot_merge", DATA, "An adapter cannot be merged into its base model.",
          "it changes one weight differently in several layers, or has an unsupported type", "load it with PEFT"),
@@ -440,6 +442,12 @@ _ALL = [
          "it was quantized to be served, for example to FP8, GPTQ, or AWQ", "use the original checkpoint in 16 bits"),
     Code("E659", "budget_too_small", USAGE, "The budget of a diagnosis has no time for one run of the settings.",
          "the model is large, the machine is slow, or a step has many tokens", "raise --budget, or lower --steps"),
+
+    Code("E660", "no_base_model", USAGE, "The settings of a training run name no base model.",
+         "base_model has no default", ""),
+    Code("E661", "bad_prompt", USAGE, "A question cannot be put to the model.",
+         "the template refuses these messages, there is no template, or the dialog is longer than the model reads",
+         "change the messages, or start a new dialog"),
 
     Code("E685", "url_not_supported", USAGE, "A URL cannot be used here.",
          "its scheme is unknown, it is incomplete, or the command reads local files only", ""),
@@ -472,14 +480,13 @@ _ALL = [
          "a part of the key, between two slashes, is empty, `.`, or `..`", "rename the object, or name the others"),
 
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
-         "permissions, or a failing disk", ""),
+         "", ""),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",
-         "a full disk, permissions, or a failing disk",
-         "make room or change the permissions, then run again; existing files are unchanged"),
+         "", "make room or change the permissions, then run again; existing files are unchanged"),
     Code("E703", "damaged_artefact", STORAGE, "A file of an earlier run is damaged.",
          "a failing disk, or someone edited it", "delete the file, then run again"),
     Code("E704", "disk_failed", STORAGE, "The disk failed unexpectedly.",
-         "a full disk, permissions, or a failing disk", "make room or change the permissions, then run again"),
+         "", "make room or change the permissions, then run again"),
 
     Code("E705", "system_limit", STORAGE, "A limit of the system was reached.",
          "ulimit -v, ulimit -n, or a limit of the container is low, or too many workers share a machine",

@@ -41,9 +41,14 @@ def as_text(error: PackError) -> str:
     message = rank + printable_lines(from_here(with_urls(str(error))))
     if isinstance(error, Interrupted):
         return f"{code.code} {message}"
-    advice = {"cause": code.cause, "fix": code.fix}
-    line = "; ".join(f"{name}: {text}" for name, text in advice.items() if text)
+    line = advice(error)
     return f"{code.code} error: {message}" + (f"\n  {line}" if line else "")
+
+
+def advice(error: PackError) -> str:
+    """Return the cause and the fix of an error, or "" if its code has neither."""
+    known = {"cause": CODES[error.reason].cause, "fix": CODES[error.reason].fix}
+    return "; ".join(f"{name}: {text}" for name, text in known.items() if text)
 
 
 def as_json(error: PackError) -> str:

@@ -38,7 +38,7 @@ CONFIG = {
     "train_on_eot response_template instruction_template",
     "train_parts": "message_field_training_detail",
     "turns": "",
-    "unknown_markers": "",
+    "split_at": "",
     "reasoning": "split_thinking field_thinking template_thinking_key",
     "empty_reasoning": "ignore_empty_think add_non_thinking_prefix disable_ignore_empty_think",
     "template_options": "chat_template_kwargs enable_thinking preserve_thinking",

@@ -259,7 +259,7 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
         noun, setting = LEFT_OUT[name]
         phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
     if phrases:
-        lines.append(f"{verb} from the context: {', '.join(phrases)}")
+        lines.append(f"{verb.replace('lost', 'left out')} of the context: {', '.join(phrases)}")
     if (found := ledger.as_rendered) and found.without_reasoning:
         answers = f"{mark}{counted(found.without_reasoning, 'trained answer')}"
         lines.append(

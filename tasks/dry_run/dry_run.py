@@ -25,6 +25,7 @@ import numpy as np
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.corpus.summary import BATCH_ROWS, steps_of
 from packcorpus.tasks.dry_run.cost_model import estimate_costs
 from packcorpus.tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
@@ -50,13 +51,13 @@ BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigato
 
 
 def predict(
-    config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET, batches: Sequence[int] = ()
+    config: Config, folder: Path, root: Path, workers: int = 0, budget: int = BUDGET, batches: Sequence[int] = ()
 ) -> Prediction:
     """Predict the result of a run from about `budget` bytes of its sources.
 
-    `folder` is the folder of the config. `batches` are numbers of rows per step to show steps and warnings for; by
-    default, BATCH_ROWS are shown. Raises the errors that a run would raise about the config, sources, tokenizer, and
-    template.
+    `folder` is the folder of the config. By default, there is a worker per core. `batches` are numbers of rows per step
+    to show steps and warnings for; by default, BATCH_ROWS are shown. Raises the errors that a run would raise about the
+    config, sources, tokenizer, and template.
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
@@ -72,7 +73,7 @@ def predict(
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         rejects = _rejects(chosen)
         ledger = _ledger(chosen, rejects, places, sum(rows.values()))
-        costs = estimate_costs(chosen, ledger, places, workers)
+        costs = estimate_costs(chosen, ledger, places, workers or cores())
     longest, accepted = config.sequence_length, chosen.pieces.accepted
     full = 100 * ledger.tokens.packed / max(places, 1)
     trained = chosen.scale * int(chosen.account.of("trained")[:, 0].sum())
@@ -82,6 +83,7 @@ def predict(
     # Conversations that the overlong policy applied to.
     is_too_long = np.isin(chosen.reason, (0, drop_code("too_long"), REJECTED))
     is_too_long &= accepted.length > longest
+    longest_samples = accepted.samples.most(accepted.length)
     found = Prediction(
         config=None,
         settings=config.model_dump(mode="json"),
@@ -111,6 +113,7 @@ def predict(
         failures=[],
         warnings=[],
         recipe=recipe,
+        lengths=longest_samples[longest_samples > 0],
     )
     for batch in batches or BATCH_ROWS:
         of_splits = (

@@ -71,7 +71,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     """
     config, counts, tokens = found.recipe.config, found.ledger.conversations, found.ledger.tokens
     sizes = sizes_of([each.sample for each in chosen.sampled])
-    if is_mixed(config):
+    if is_mixed(config) and config.weighting != "token_share":
         yield from explain_mixture(config, sizes, "" if found.whole else "about ")
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited

@@ -192,6 +192,8 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
     try:
         folder = fetch_model(model, FETCHED, commit)
     except PackError as error:
+        if error.reason == "disk_failed":
+            raise
         problem = str(error).removeprefix(f"{model.name}: ").removesuffix("; run again")
         if error.reason == "store_denied":
             problem += f"; then {download}"

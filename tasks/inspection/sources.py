@@ -215,12 +215,14 @@ def _identified(path: Path) -> SourceFile:
         return identify_file(path, source=Source(path=str(path), columns=columns))
 
 
-def guess_columns_of(path: Path) -> dict[str, str]:
-    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
+def guess_columns_of(path: Path | str, layout: Layout | None = None) -> dict[str, str]:
+    """Return `guess_columns` of the first record of a file, or {} if it is unreadable.
+
+    With `layout`, the path may be remote, and its first file is read.
+    """
     known = Source(path=str(path), format="text")
     try:
-        [file] = find_files([known], Path())
-        [sample] = sample_files([file], BUDGET, 1 << 24)
+        [sample] = sample_files(find_files([known], Path(), layout)[:1], BUDGET, 1 << 24)
     except PackError:
         return {}
     record = next((value for _, value in sample.records if isinstance(value, dict)), {})

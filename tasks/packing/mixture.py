@@ -21,6 +21,7 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, UsageError
 from packcorpus.tasks.core.numbers import MOST, as_int32, order_of_contents
+from packcorpus.tasks.core.printable import counted
 from packcorpus.tasks.packing.pieces import Accepted, Pieces
 from packcorpus.tasks.packing.placement import hold_out_at_least_one
 from packcorpus.tasks.recipe import Recipe
@@ -129,8 +130,9 @@ def _proportions(sizes: dict[int, int], config: Config) -> dict[int, int]:
         if counts[entry] > MOST_COPIES * size:
             raise UsageError(
                 "bad_setting",
-                f"sources[{entry}] {config.sources[entry].path}: weighting: proportions would pack its {size:,} "
-                f"conversations {counts[entry] / size:,.0f} times; lower its weight ({weights[entry]:g})",
+                f"sources[{entry}] {config.sources[entry].path}: weighting: proportions would pack its "
+                f"{counted(size, 'conversation')} {counts[entry] / size:,.0f} times; lower its weight "
+                f"({weights[entry]:g})",
             )
     return counts
 

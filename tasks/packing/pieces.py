@@ -20,6 +20,7 @@ only once is read when it is needed, and is not held in memory.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -403,8 +404,9 @@ def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list
         return end - begin + is_closed(end) + repeated * (begin > 0) <= length
 
     cuts, first = list[Cut](), 0
-    with_trained = [n for n, stretch in enumerate(stretches) if _trained_in(trained, values, stretch)]
-    while answers := [n for n in with_trained if n >= first]:
+    firsts, ends = (np.array(edges) for edges in zip(*((own.first, own.end) for own in stretches), strict=True))
+    answers = np.flatnonzero(trained[ends] - trained[firsts] > (values[firsts] >= 0)).tolist()
+    while answers := answers[bisect_left(answers, first) :]:
         begin, last = first, answers[0]
         while not fits(begin, last):
             begin += 1
@@ -418,18 +420,14 @@ def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list
                 whole.first,
                 whole.end - whole.first,
                 is_closed(whole.end),
-                _trained_in(trained, values, whole),
+                # Its first token has no context.
+                int(trained[whole.end] - trained[whole.first]) - int(values[whole.first] >= 0),
                 repeated * (whole.first > 0),
                 stretches[begin].inside,
             )
         )
         first = last + 1
     return cuts
-
-
-def _trained_in(trained: np.ndarray, values: np.ndarray, stretch: _Stretch) -> int:
-    """Count the trained tokens of a piece; its first token has no context."""
-    return int(trained[stretch.end] - trained[stretch.first]) - int(values[stretch.first] >= 0)
 
 
 def _stretches(values: np.ndarray, starts: list[int], length: int, room: int, marks: TurnMarks) -> list[_Stretch]:

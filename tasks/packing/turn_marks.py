@@ -46,14 +46,13 @@ class TurnMarks:
         """
         if not self.user:
             return []
-        first = self.user[0]
-        starts = []
-        for start in np.flatnonzero((values == first) | (values == ~first)).tolist():
-            tokens = values[start : start + max(len(self.user), len(self.result))]
-            begin = (tokens ^ (tokens >> 31)).tolist()
-            if begin[: len(self.user)] == [*self.user] and (not self.result or begin != [*self.result]):
-                starts.append(start)
-        return starts
+        starts = np.flatnonzero((values == self.user[0]) | (values == ~self.user[0]))
+        starts = _followed(values, starts, self.user)
+        found: list[int] = starts.tolist()
+        if self.result and found:
+            results = set(_followed(values, starts, self.result).tolist())
+            found = [start for start in found if start not in results]
+        return found
 
     def is_blank(self, value: int) -> bool:
         """Return whether a token is white space; `value` is ~id if it is untrained."""
@@ -61,6 +60,15 @@ class TurnMarks:
         if token not in self._blank:
             self._blank[token] = not self.encoder.token_bytes(token).strip()
         return self._blank[token]
+
+
+def _followed(values: np.ndarray, places: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray:
+    """Return the places at which these tokens are; the first of them is known to be there."""
+    places = places[places + len(tokens) <= len(values)]
+    for offset, token in enumerate(tokens[1:], 1):
+        there = values[places + offset]
+        places = places[(there == token) | (there == ~token)]
+    return places
 
 
 def marks_of(template: Template, encoder: Encoder, trains_all: bool) -> TurnMarks:

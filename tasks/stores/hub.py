@@ -199,6 +199,8 @@ def fetch_model(model: Model, patterns: Sequence[str], commit: str = "") -> Path
                 return folder
             if isinstance(error, hub.errors.LocalEntryNotFoundError):  # neither here nor there: the reason is its cause
                 raise (error.__cause__ or ConnectionError()) from None
+            if isinstance(error, OSError) and error.filename:
+                raise StorageError("disk_failed", f"{error.filename}: {error.strerror}") from None
             raise
 
 

@@ -173,6 +173,8 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     copies, copies_held_out         number of copies in the split `train`, and in `validation`
     places, trained                 tokens in the split `train`, over all copies
     untrained                       untrained tokens of all pieces, without copies
+    later                           number of pieces that begin after the start of a sample, without copies
+    again                           tokens that these pieces repeat
     reason                          why it was dropped, an index into SAMPLE_DROP_REASONS; -1 if it is packed
     """
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
@@ -208,6 +210,8 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         "places": total(length * in_train),
         "trained": total(trained * in_train),
         "untrained": total((length - trained) * (once & placed)),
+        "later": total(once & (first > 0)),
+        "again": total(entries["repeated"] * (once & placed)),
         "reason": np.where(is_placed, -1, np.maximum.reduceat(reason, heads) if len(heads) else reason),
     }
 
@@ -221,6 +225,8 @@ class Counts:
     packed: int = 0
     truncated: int = 0
     tokens: int = 0  # without separators; copies count once
+    later: int = 0  # pieces that begin after the start of a sample
+    again: int = 0  # tokens that these pieces repeat
     repeated: int = 0  # prompt tokens that the previous sample of the conversation also contains
     reasons: Counter[int] = field(default_factory=Counter)  # why conversations or samples are not packed
 
@@ -230,6 +236,8 @@ class Counts:
         self.packed += int(np.count_nonzero(placed))
         self.truncated += int(np.count_nonzero(seen["truncated"]))
         self.tokens += int(seen["tokens"].sum())
+        self.later += int(seen["later"].sum())
+        self.again += int(seen["again"].sum())
         inside = seen["source"][seen["source"] < len(self.accepted)]
         self.accepted += np.bincount(inside, minlength=len(self.accepted))
         reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)

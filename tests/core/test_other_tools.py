@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from packcorpus.tasks.config import Config
+import pytest
+from support.commands import BIN, command
+
+from packcorpus.tasks.config import KEYS, Config
 from packcorpus.tasks.core.errors import UsageError
 from packcorpus.tasks.core.other_tools import CONFIG, OF_COMMANDS, SOURCE, TRAINING, WITHOUT, where_to_set
 from packcorpus.tasks.core.yaml_settings import check_settings
 from packcorpus.tasks.sources.model import Source
-from packcorpus.train.config import TrainingConfig
+from packcorpus.train.config import TrainingConfig, settings_parser
 
 # Names that configs and scripts of these tools have, as in their own examples.
 TRL = """
@@ -116,9 +119,20 @@ def test_the_answer_depends_on_the_place(place: str, name: str, answer: str) -> 
     assert where_to_set(name, place) == answer
 
 
+def test_an_option_of_another_tool_names_the_place(tmp_path: Path) -> None:
+    done = command(tmp_path, str(BIN / "packcorpus"), "pack", "a.jsonl", "--max-length", "512")
+    assert (
+        done.stderr == "E101 error: --max-length: no such option; use --sequence-length; see packcorpus pack --help\n"
+    )
+    with pytest.raises(UsageError, match="unrecognized arguments: --lr 1e-4; use --learning-rate; see "):
+        settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--lr", "1e-4"])
+    with pytest.raises(UsageError, match="--cutoff-len=512; the config of a corpus has it, as sequence_length; see "):
+        settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--cutoff-len=512"])
+
+
 def test_the_tables_list_the_settings_and_no_name_twice() -> None:
     """A new setting is one line in a table, so that it is known everywhere."""
-    assert set(CONFIG) - {"unknown_markers"} == set(Config.model_fields) - {"unknown_markers"}
+    assert {name for name in Config.model_fields if not KEYS[name].advanced} <= set(CONFIG) <= set(Config.model_fields)
     assert set(TRAINING) == set(TrainingConfig.model_fields)
     assert set(SOURCE) <= set(Source.model_fields)
     assert set(OF_COMMANDS) <= set(CONFIG)

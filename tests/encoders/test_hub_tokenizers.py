@@ -16,7 +16,7 @@ from support.servers.remote import SECRET, HubStandIn, hub_stand_in, needs_remot
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.tokenizer_kinds import kind_path
 
-from packcorpus.tasks.core.errors import InputMissing, PackError, UsageError
+from packcorpus.tasks.core.errors import InputMissing, PackError, StorageError, UsageError
 from packcorpus.tasks.recipe import resolve
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.verification.rebuild import rebuild
@@ -170,6 +170,24 @@ def test_without_network_and_cache_the_command_for_another_machine_is_named(
     assert "\n" not in str(caught.value)
     with pytest.raises(InputMissing, match="--revision v1 --include"):
         pack(tmp_path, tokenizer=f"{NAME}@v1")
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    with pytest.raises(StorageError, match=r"/file.*: Not a directory"):
+        pack(tmp_path / "a")
+
+
+def test_a_name_may_be_loaded_as_files(hub: HubStandIn, tmp_path: Path) -> None:
+    manifest = pack(tmp_path, tokenizer={"path": NAME, "as": "files"})
+    hub.publish(NAME, tokenizer_files(**{"tokenizer.json": b"{}"}))
+    assert "identical" in rebuild(manifest)
+    assert load_manifest(manifest).tokenizer_name == f"{NAME}@{load_manifest(manifest).tokenizer.revision[:8]}"
 
 
 def test_files_that_stop_arriving_are_not_used(hub: HubStandIn, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_importing_pipeline_registers_the_tasks() -> None:
     stages = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer")
     names = (*stages, "TrainAdapter", "DiagnoseTraining")
     code = (
-        "import pipeline, packcorpus.pipeline\n"
+        "import luigi, pipeline\n"
         "from luigi.task_register import Register\n"
         f"for name in {names}:\n"
         "    task = Register.get_task_cls(name)\n"

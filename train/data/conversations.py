@@ -78,8 +78,11 @@ def sft_dataset(given: Corpus | str | os.PathLike[str], split: str = "train") ->
 
     `given` names a corpus of format 2.0 (`packing: false`), as for `PackedDataset`. The columns are input_ids and
     labels, lists of int32. As in format 3.0, a conversation longer than sequence_length is cut and closed by an
-    untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template
-    does not match the manifest, or if the number of tokens differs from the index.
+    untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template does not match the
+    manifest, or if the number of tokens differs from the index.
+
+        dataset, counts = packcorpus.sft_dataset("whole")
+        print(len(dataset), counts.trained)
     """
     corpus = given if isinstance(given, Corpus) else open_corpus(given)
     manifest, folder = _manifest(corpus), corpus.folder
@@ -264,6 +267,9 @@ def padding_tokenizer(given: Corpus | str | os.PathLike[str]) -> PaddingTokenize
     """Return the `processing_class` for SFTTrainer, for the corpus of `sft_dataset`.
 
     Raises DataError or InputMissing if the manifest or the tokenizer is missing or does not match.
+
+        tokenizer = packcorpus.padding_tokenizer("whole")
+        print(tokenizer.pad_token_id)
     """
     from tokenizers import Tokenizer, models
 

@@ -27,12 +27,13 @@ import pyarrow.compute as pc
 import torch
 
 from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import reading
 from packcorpus.tasks.storage.layout import RowLayout
 from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
 from packcorpus.tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from packcorpus.train.data.corpus import Corpus, Shard, open_corpus
-from packcorpus.train.machine.devices import cpus, free_memory, is_wsl, processes_here
+from packcorpus.train.machine.devices import free_memory, is_wsl, processes_here
 
 Columns = dict[str, Any]  # int32[rows, L], or Ragged, by name; loss_weight is float32[rows, L]
 Counts = tuple[int, ...]  # max_id, tokens of the longest segment, tokens, trained tokens, conversations
@@ -70,11 +71,8 @@ class PackedDataset(torch.utils.data.Dataset):
     If rows have several lengths, a split holds the rows of one length, such as train-512. A DataLoader fetches the rows
     of a batch at once:
 
-        from torch.utils.data import DataLoader
-        from transformers import default_data_collator
-        from packcorpus import PackedDataset
-        rows = PackedDataset("manifests/sample-0123456789ab.json")
-        batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
+        rows = packcorpus.PackedDataset("mine")
+        batches = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, collate_fn=packcorpus.Collator("sdpa"))
 
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
     modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
@@ -135,7 +133,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.notes: tuple[str, ...] = ()
         if is_wsl() and self.load == "mmap":
             self.notes = ("on WSL mapped rows are slow; give WSL more memory in .wslconfig, then set load: memory",)
-        mapped, threads = self.load == "mmap", max(1, cpus() // processes)
+        mapped, threads = self.load == "mmap", max(1, cores() // processes)
         if not mapped:
             threads = max(1, min(threads, RAW_BYTES // largest))
 

@@ -1,4 +1,4 @@
-"""Divide the steps of data/steps.py among the ranks, and feed the Trainer.
+"""Divide steps among the ranks, and feed the Trainer.
 
     format 3.0   packed rows, in random order ─shuffled_steps─▶ ┐
                  or whole groups of `balance` ─balanced_steps─▶ ├ the steps of an epoch ─StepRows─▶ Trainer

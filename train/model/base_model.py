@@ -1,6 +1,6 @@
 """Find the base model, and check that it fits the corpus.
 
-config.base_model ─base_model─▶ a local folder or a Hugging Face name; without one, a small Llama built here
+config.base_model ─base_model─▶ a local folder or a Hugging Face name; for `toy`, a small Llama built here
 base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
 manifest ─────────────────────────┼─check_tokenizer─▶ the files of the model's tokenizer make the same tokens
 texts of rows ────────────────────┴─check_rows──────▶ AutoTokenizer gives the same tokens

@@ -63,11 +63,11 @@ def test_of_two_runs_of_a_name_the_newest_finished_one_is_meant(
     other.mkdir()
     (other / "run.json").write_text("{}")
     assert find_run("mine", project).folder.name == NAMES[0]
+    assert capsys.readouterr().err == ""
     shutil.copy(project / "data" / "adapters" / NAMES[0] / "training.json", other)
     os.utime(other, (1 << 40, 1 << 40))
-    assert capsys.readouterr().err == ""
     assert find_run("mine", project).folder == other
-    assert capsys.readouterr().err == f"{other}: the newest of 2 named mine\n"
+    assert capsys.readouterr().err == f"{other}: the newest of 2 runs named mine\n"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ def test_a_run_in_progress_is_not_merged(project: Path) -> None:
     (folder / "run.json").write_text("{}")
     for step in (40, 200):
         (folder / f"checkpoint-{step}").mkdir()
+        (folder / f"checkpoint-{step}" / "complete.json").write_text("{}")
     with pytest.raises(
         InputMissing,
         match=r"the run is not finished .*checkpoint is of step 200.*rerun the training command to resume it",
