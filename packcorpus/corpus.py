@@ -129,9 +129,9 @@ class Corpus(os.PathLike[str]):
     def conversation(self, place: str | int) -> Conversation:
         """Find a conversation by its place in a source, and read it from the rows.
 
-        `place` is FILE:LINE, such as `chats.jsonl:3`, where FILE may be the end of the path, or the number of the
-        conversation in the index. See `Conversation`. Raises UsageError if the corpus has no such conversation; if it
-        was rejected, the message has the reason.
+        `place` is FILE:LINE, such as `chats.jsonl:3`, where FILE may be the end of the path; the `id` of its record, as
+        ID or FILE:ID; or the number of the conversation in the index. See `Conversation`. Raises UsageError if the
+        corpus has no such conversation, or several with this id; if it was rejected, the message has the reason.
 
             conversation = packcorpus.open("mine").conversation("chats.jsonl:3")
             print(conversation)

@@ -10,3 +10,8 @@ This package never imports `pipeline`.
 
 The names that other trainers use are names of `packcorpus`.
 """
+
+import logging
+
+# On import, bitsandbytes warns about kernels that it would use on some CPUs.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -51,6 +51,7 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     `guard` is the caller's signal guard, if it has one.
     """
     guard, code = guard or SignalGuard(), 0
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # our messages say what it lacks
     try:
         if arguments and arguments[0] in COMMANDS:
             code = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
@@ -104,7 +105,6 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
             return
         devices.check_libraries()
     _set_environment()
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(printable(f"{action}; loading torch and the model"), file=sys.stderr, flush=True)

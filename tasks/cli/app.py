@@ -46,7 +46,9 @@ from packcorpus.tasks.cli.options import (
     TokenizerOption,
     default_config,
     manifest_argument,
+    number,
     option,
+    positive,
     print_lines,
     print_view,
     value_as_json,
@@ -138,11 +140,14 @@ def check(
     sequence_length: SequenceLengthOption = "",
     name: NameOption = "",
     batch_size: Annotated[
-        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", min=1)
+        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", parser=positive)
     ] = None,
-    tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
+    tokens_per_step: Annotated[
+        int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", parser=positive)
+    ] = None,
     workers: Annotated[
-        int | None, option("N", "Worker processes, for the time estimate. Default: as for `pack`.", min=1)
+        int | None,
+        option("N", "Worker processes, for the time estimate. Default: as for `pack`.", parser=positive),
     ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -184,7 +189,9 @@ def pack(
     template: TemplateOption = "",
     sequence_length: SequenceLengthOption = "",
     name: NameOption = "",
-    workers: Annotated[int | None, option("N", "Worker processes. Default: one per usable core.")] = None,
+    workers: Annotated[
+        int | None, option("N", "Worker processes. Default: one per usable core.", parser=number)
+    ] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
@@ -293,21 +300,30 @@ def inspect(
             autocompletion=complete_file,
         ),
     ] = None,
-    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.")] = None,
+    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.", parser=number)] = None,
     split: Annotated[
         str | None,
         option("NAME", "The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths."),
     ] = None,
     conversation: Annotated[
-        int | None, option("N", "Show the conversation with number N in the index (#N in a row).")
+        int | None,
+        option("N", "Show the conversation with number N in the index (#N in a row).", parser=number),
     ] = None,
-    at: Annotated[str | None, option("FILE:LINE", "Show the conversation of this source line, with its row.")] = None,
-    line: Annotated[int | None, option("N", "For a source file: show its line (or record) N; 1 is the first.")] = None,
+    at: Annotated[
+        str | None,
+        option("FILE:LINE", "Show the conversation of this source line, or of a record's `id` (FILE:ID or ID)."),
+    ] = None,
+    line: Annotated[
+        int | None,
+        option("N", "For a source file: show its line (or record) N; 1 is the first.", parser=number),
+    ] = None,
     search: Annotated[str | None, option("TEXT", "Show the conversations that contain TEXT.")] = None,
     rejects: Annotated[
         bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="The maximum number of results to list.")
+    ] = 20,
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
     ] = False,
@@ -335,7 +351,12 @@ def diff(
     before: Annotated[Path, manifest_argument("BEFORE")],
     after: Annotated[Path, manifest_argument("AFTER", "The corpus to compare it with.")],
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="List at most N removed and N added conversations; all are counted.")
+        int,
+        typer.Option(
+            parser=positive,
+            metavar="N",
+            help="List at most N removed and N added conversations; all are counted.",
+        ),
     ] = 10_000,
     root: RootOption = Path(),
     json_output: JsonOption = False,

@@ -273,12 +273,20 @@ def show_list(listing: Listing, console: Console) -> None:
             continue
         full = "-" if one.packing_efficiency is None else f"{one.packing_efficiency:.2f} %"
         finished = printable((one.finished or "")[:16].replace("T", " ")) or "-"
+        if one.is_gone:
+            finished = "folder missing"
+        if one.differs:
+            texts = {key: str(value) for key, value in one.differs.items()}
+            values = [f"{key}: {text if len(text) <= CUT else f'{text[: CUT - 1]}…'}" for key, text in texts.items()]
+            more = f" and {len(values) - MOST_DIFFERENCES:,} more" * (len(values) > MOST_DIFFERENCES)
+            name = Text.assemble(name, "\n", (f"  {printable(', '.join(values[:MOST_DIFFERENCES]))}{more}", "dim"))
         table.add_row(name, ", ".join(f"{n:,}" for n in one.row_lengths), f"{one.rows:,}", full, finished)
     whole(console, table)
 
 
 SHOWN = 20  # sources or conversations to list; twice as many settings or figures
 CUT = 72  # characters of a value or text
+MOST_DIFFERENCES = 6  # settings in which corpora of one name differ
 
 
 def show_difference(difference: Difference, console: Console) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from packcorpus.tasks.core.errors import InputMissing
 from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.core.printable import digits_of
 from packcorpus.tasks.inspection.manifests import complete_manifest
 from packcorpus.tasks.stores.urls import local_path_of, root_of
 
@@ -27,6 +28,21 @@ def manifest_argument(metavar: str, help_text: str = _MANIFEST) -> Any:
         help=help_text,
         autocompletion=complete_manifest,
     )
+
+
+def number(text: str) -> int:
+    """Parse an integer, which may be as messages show it: 22,298, or #22,298."""
+    try:
+        return int(digits_of(str(text)))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid integer.") from None
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1 like `number`."""
+    if (value := number(text)) < 1:
+        raise typer.BadParameter(f"{value} is not in the range x>=1.")
+    return value
 
 
 def option(metavar: str, help_text: str, **settings: Any) -> Any:

@@ -193,7 +193,8 @@ def show_search(result: SearchResult, console: Console) -> None:
     elif result.more:
         console.print(Text(f"the first {result.limit:,}; use --limit for more", "dim"))
     else:
-        console.print(Text(counted(len(result.conversations), "conversation"), "dim"))
+        samples = f", {len(result.conversations):,} samples" * (len(result.conversations) > result.count)
+        console.print(Text(f"{counted(result.count, 'conversation')}{samples}", "dim"))
 
 
 def _line_of(excerpt: Excerpt, search: str) -> Text:

@@ -24,6 +24,16 @@ MARKS = frozenset(TRAINED + CONTROL + BOUNDARY)
 KEPT = frozenset("\n" + JOINERS + SPACES)
 
 
+# A number as messages show it: 22,298, or #22,298.
+_NUMBER = re.compile(r"#?(\d{1,3}(?:,\d{3})+|\d+)")
+
+
+def digits_of(text: str) -> str:
+    """Return the digits of a number as messages show it, or another text as it is."""
+    number = _NUMBER.fullmatch(text.strip())
+    return number[1].replace(",", "") if number else text
+
+
 def is_plain(char: str) -> bool:
     return (char.isprintable() or char in KEPT) and char not in MARKS
 

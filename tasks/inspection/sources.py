@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -23,6 +23,7 @@ from packcorpus.tasks.sources.locate import find_paths
 from packcorpus.tasks.sources.model import Source, SourceFile
 from packcorpus.tasks.sources.sample_files import sample_files
 from packcorpus.tasks.sources.source_files import find_files, identify_file
+from packcorpus.tasks.storage.facts import SourceFacts
 from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.verification.rebuild import config_for
@@ -167,15 +168,40 @@ def messages_of_record(manifest: Manifest, folder: Path, place: dict[str, Any]) 
     facts = manifest.sources[place["source"]]
     where = f"{facts.path}:{place['record']}"
     config, origin = config_for(manifest, folder, None)
-    entry, copies = config.sources[facts.entry], Layout(folder.parents[2]).remote()
-    located = find_paths(entry.path, origin, copies, facts.revision)
-    found = next((file for file in located if file.name == facts.path), None)
-    if found is None:
-        raise InputMissing("source_missing", f"{where}: the source {facts.path} does not exist anymore")
-    record = record_of(identify_file(found.path, found.name, entry, found.identity), place["record"])
+    file = _source_of(facts, config.sources[facts.entry], origin, Layout(folder.parents[2]).remote())
+    record = record_of(file, place["record"])
     if isinstance(record, Reject) or content_digest(whole_text(record).encode()) != place["digest"]:
         raise DataError("origin_changed", f"{where}: is not the conversation that was packed: the source has changed")
     return [as_openai(message) for message in record.messages]
+
+
+def records_with_id(
+    manifest: Manifest, folder: Path, own_id: str, sources: Sequence[int] = ()
+) -> Iterator[tuple[int, int]]:
+    """Yield each source of a corpus and number of a record whose own `id` is `own_id`.
+
+    `sources` are indices into those of the manifest; without them, all are read, in bounded memory. Raises InputMissing
+    if a source is gone, and DataError if it has changed.
+    """
+    config, origin = config_for(manifest, folder, None)
+    copies = Layout(folder.parents[2]).remote()
+    for number in sources or range(len(manifest.sources)):
+        facts = manifest.sources[number]
+        file = _source_of(facts, config.sources[facts.entry], origin, copies)
+        if file.bytes != facts.bytes:
+            raise DataError("origin_changed", f"{facts.path}: has changed since it was packed")
+        for index, value in RecordReader(container_named(file.container), file):
+            if isinstance(value, dict) and str(value.get("id")) == own_id and value["id"] is not None:
+                yield number, index + 1
+
+
+def _source_of(facts: SourceFacts, entry: Source, origin: Path, copies: Path) -> SourceFile:
+    """Return a source of a corpus. Raises InputMissing if it is gone."""
+    located = find_paths(entry.path, origin, copies, facts.revision)
+    found = next((file for file in located if file.name == facts.path), None)
+    if found is None:
+        raise InputMissing("source_missing", f"{facts.path}: the source does not exist anymore")
+    return identify_file(found.path, found.name, entry, found.identity)
 
 
 def _identified(path: Path) -> SourceFile:

@@ -1,4 +1,4 @@
-"""The guide "Llama-3.1-8B on one 24 GB GPU": its commands run, and its table is that of `doctor`."""
+"""The guide to Llama-3.1-8B on one GPU: its commands run, its table is true."""
 
 from __future__ import annotations
 

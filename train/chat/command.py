@@ -5,7 +5,6 @@ Standard output has only the answers. Everything else is standard error. Ctrl-C 
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -60,7 +59,6 @@ def main(arguments: list[str]) -> int:
         question = sys.stdin.read().strip()
     if not is_dialog and not question:
         raise UsageError("bad_command_line", "the question is empty; pass it as --prompt TEXT or as standard input")
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
     print(printable(f"loading {subject}"), file=sys.stderr, flush=True)
     from packcorpus.train.chat.speaker import open_dialog, open_speaker

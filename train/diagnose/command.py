@@ -72,6 +72,8 @@ PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
 RECENT = 5
 # Share of the budget after which the first run ends with the steps that it has made, so that something can be tried.
 SHARE_OF_FIRST = 1 / 3
+# Share of the time outside of the steps that a run needs if the libraries and the model are loaded.
+LOADED = 0.5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
 
@@ -198,7 +200,8 @@ class Diagnosis:
             repeats = len(to_repeat(self.runs, until_clear=False))
             reserved = min(runs_to_repeat(repeats) * self._expected(), SHARE_OF_REPEATS * self.given.budget)
             # Without a winner, only the last run of the baseline remains.
-            if self._left >= self._expected(trial) + (reserved if repeats else self._expected()):
+            is_first = len(self.runs) == 1  # without a last run of the baseline, something is learned all the same
+            if self._left >= self._expected(trial) + (reserved if repeats else 0 if is_first else self._expected()):
                 self._try(trial, f"{count - len(self.untried) + 1}/{count}")
                 self.untried.remove(trial)
         return len(self.runs) > before
@@ -256,6 +259,9 @@ class Diagnosis:
         alike = [run.seconds for run in known if bool(run.trial.settings.get("compile")) == compiles]
         recent = statistics.median((alike or [run.seconds for run in known])[-RECENT:])
         seconds = max([recent, *(run.seconds for run in baselines_of(known)[-1:])])
+        if not warm and known and not self._runner.is_cold(trial):  # the libraries and the model are loaded
+            steps = known[-1].step_seconds
+            seconds = steps + LOADED * (seconds - steps)
         starting = self.runs[0].seconds - warm[0].seconds if warm and self._runner.is_cold(trial) else 0.0
         return seconds + max(0.0, starting)
 

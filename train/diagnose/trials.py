@@ -232,6 +232,7 @@ def outcome_of(trial: Trial, record: dict[str, Any]) -> Outcome:
         gradient_norms=tuple(math.nan if entry["grad_norm"] is None else entry["grad_norm"] for entry in steps),
         rows_per_step=rows,
         micro_batch=choices["micro_batch"],
+        step_seconds=sum(entry["step_seconds"] for entry in steps),
     )
 
 

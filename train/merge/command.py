@@ -5,7 +5,6 @@ The last line of standard output is the path of the folder.
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
@@ -42,7 +41,6 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     run = find_run(options.run, options.root)
     base = find_base(run)
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
     from packcorpus.train.merge.merge_run import merge
 

@@ -1,4 +1,4 @@
-"""`packcorpus train chat` puts questions to a model as training did, and prints its answers."""
+"""`packcorpus train chat` renders prompts as training did, and prints answers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 @pytest.fixture
-def told(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def chat(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Return a function that runs the command, and returns what it printed."""
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setattr(command.signal, "set_wakeup_fd", lambda _: None)
 
-    def told(run: Path | str, *options: str, root: Path = served.root, piped: str = "") -> tuple[str, str]:
+    def chat(run: Path | str, *options: str, root: Path = served.root, piped: str = "") -> tuple[str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
         assert command.main([str(run), "--root", str(root), *options]) == 0
         printed = capsys.readouterr()
         return printed.out, printed.err
 
-    return told
+    return chat
 
 
 @pytest.mark.parametrize(
@@ -76,42 +76,45 @@ def test_a_prompt_has_the_tokens_of_training(kind: str, template: str, how: dict
     assert several
 
 
-def test_a_run_and_its_merged_model_give_the_same_answer(served: Served, told: Any) -> None:
-    """Standard output has the answer and nothing else. The model is random, so only `--max-tokens` ends it."""
+def test_a_run_and_its_merged_model_give_the_same_answer(served: Served, chat: Any) -> None:
+    """Standard output has the answer and nothing else.
+
+    The model is random, so only `--max-tokens` ends it.
+    """
     few = ("--max-tokens", "8")
-    answer, said = told(served.run, "--prompt", "Which train?", *few)
+    answer, said = chat(served.run, "--prompt", "Which train?", *few)
     assert said.startswith(f"loading {served.run} on base\nCPU, ")
     assert "template mine.jinja of the corpus small" in said
     assert said.endswith("[ended after 8 tokens: --max-tokens]\n")
-    assert told(served.run, *few, piped="Which train?\n")[0] == answer
-    merged, said = told(served.merged, "--prompt", "Which train?", *few)
+    assert chat(served.run, *few, piped="Which train?\n")[0] == answer
+    merged, said = chat(served.merged, "--prompt", "Which train?", *few)
     assert merged == answer
     assert "chat template of" in said, "its run is not in data/adapters"
-    assert told(served.run, "--prompt", "Which train?", "--system", "Be brief.", *few)[0] != answer
+    assert chat(served.run, "--prompt", "Which train?", "--system", "Be brief.", *few)[0] != answer
 
 
-def test_a_temperature_draws_tokens_by_the_seed(served: Served, told: Any) -> None:
+def test_a_temperature_draws_tokens_by_the_seed(served: Served, chat: Any) -> None:
     def answer(*options: str) -> str:
-        return str(told(served.run, "--prompt", "When?", "--max-tokens", "12", *options)[0])
+        return str(chat(served.run, "--prompt", "When?", "--max-tokens", "12", *options)[0])
 
     assert answer("--temperature", "1") == answer("--temperature", "1", "--seed", "42")
     assert len({answer(), answer("--temperature", "1"), answer("--temperature", "1", "--seed", "1")}) == 3
 
 
-def test_without_the_corpus_the_template_of_the_model_is_used(served: Served, told: Any, tmp_path: Path) -> None:
+def test_without_the_corpus_the_template_of_the_model_is_used(served: Served, chat: Any, tmp_path: Path) -> None:
     shutil.copytree(served.run, tmp_path / "run")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(served.merged / name, tmp_path / "run")
     given = ("--prompt", "Which train?", "--max-tokens", "8")
-    answer, said = told(tmp_path / "run", *given, root=tmp_path)
+    answer, said = chat(tmp_path / "run", *given, root=tmp_path)
     assert f"chat template of {tmp_path / 'run'}, because its corpus is not here" in said
-    assert answer == told(served.run, *given)[0]
+    assert answer == chat(served.run, *given)[0]
     (tmp_path / "run" / "chat_template.jinja").unlink()
     with pytest.raises(PackError, match="has no chat template, and its corpus is missing"):
-        told(tmp_path / "run", *given, root=tmp_path)
+        chat(tmp_path / "run", *given, root=tmp_path)
 
 
-def test_a_checkpoint_of_an_unfinished_run_is_offered_and_answers(served: Served, told: Any) -> None:
+def test_a_checkpoint_of_an_unfinished_run_is_offered_and_answers(served: Served, chat: Any) -> None:
     record = json.loads((served.run / "training.json").read_bytes())
     run = served.root / "data" / "adapters" / "mine-0123456789ab"
     checkpoint = run / "checkpoint-4"
@@ -121,16 +124,16 @@ def test_a_checkpoint_of_an_unfinished_run_is_offered_and_answers(served: Served
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(served.run / name, checkpoint)
     with pytest.raises(InputMissing, match="no checkpoint yet"):
-        told("mine", "--prompt", "x")
+        chat("mine", "--prompt", "x")
     with pytest.raises(PackError, match=r"checkpoint-4: is not complete"):
-        told(checkpoint, "--prompt", "x")
+        chat(checkpoint, "--prompt", "x")
     (checkpoint / "complete.json").write_text("{}")
     with pytest.raises(
         InputMissing, match=f"not finished .* talk to the checkpoint: packcorpus train chat {checkpoint}"
     ):
-        told("mine", "--prompt", "x")
+        chat("mine", "--prompt", "x")
     given = ("--prompt", "Which train?", "--max-tokens", "8")
-    assert told(checkpoint, *given)[0] == told(served.run, *given)[0]
+    assert chat(checkpoint, *given)[0] == chat(served.run, *given)[0]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +146,14 @@ def test_a_checkpoint_of_an_unfinished_run_is_offered_and_answers(served: Served
         (["--seed", "-1", "--prompt", "x"], "--seed -1: must be from 0"),
     ],
 )
-def test_wrong_options_are_reported(served: Served, told: Any, options: list[str], message: str) -> None:
+def test_wrong_options_are_reported(served: Served, chat: Any, options: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        told(served.run, *options)
+        chat(served.run, *options)
 
 
-def test_a_run_that_does_not_exist_is_reported(served: Served, told: Any) -> None:
+def test_a_run_that_does_not_exist_is_reported(served: Served, chat: Any) -> None:
     with pytest.raises(InputMissing, match="nothing: no such run"):
-        told("nothing", "--prompt", "x")
+        chat("nothing", "--prompt", "x")
 
 
 def test_a_dialog_that_is_too_long_is_an_error_before_it_is_generated(served: Served) -> None:
@@ -180,7 +183,10 @@ class Letters:
 
 
 class Echo:
-    """A model that answers with the number of its prompts; Ctrl-C arrives during the answer to "wait"."""
+    """A model that answers with the number of its prompts.
+
+    Ctrl-C arrives during the answer to "wait".
+    """
 
     def __init__(self) -> None:
         self.prompts: list[str] = []

@@ -308,6 +308,24 @@ def test_on_a_loaded_machine_runs_make_fewer_steps_so_that_something_is_tried(
     assert found.results().fewest_steps == (0 if steps[1] == 8 else steps[1])
 
 
+class Cold(Simulated):
+    """A stand-in for Runner whose first run loads the libraries and the model."""
+
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
+        self.seconds = 30.0 if trial.factor == factors.BASELINE else 18.0
+        outcome, record = super().run(trial, manifest, limit, wanted)
+        return replace(outcome, is_cold=trial.factor == factors.BASELINE, step_seconds=10.0), record
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(49, 0), (50, 1)])
+def test_what_the_first_run_has_loaded_is_not_expected_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, tried: int
+) -> None:
+    """The first run needs 20 s beside its steps, and others half of that."""
+    found = simulated(folder, tmp_path, monkeypatch, budget, runner=Cold)
+    assert len(found.runs) == 1 + tried
+
+
 @pytest.mark.parametrize(
     ("budget", "only", "slower", "reference"),
     [

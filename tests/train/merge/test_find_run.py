@@ -6,6 +6,7 @@ A run that cannot be merged is refused with its place and the fix.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_of_two_runs_of_a_name_the_newest_finished_one_is_meant(
     assert find_run("mine", project).folder.name == NAMES[0]
     assert capsys.readouterr().err == ""
     shutil.copy(project / "data" / "adapters" / NAMES[0] / "training.json", other)
+    os.utime(other, (1 << 40, 1 << 40))
     assert find_run("mine", project).folder == other
     assert capsys.readouterr().err == f"{other}: the newest of 2 runs named mine\n"
 
