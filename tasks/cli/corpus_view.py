@@ -35,6 +35,7 @@ from packcorpus.tasks.corpus.summary import (
     setting_facts,
     steps_of_split,
     token_facts,
+    unknown_markers,
     unused_keys,
     waiting_line,
 )
@@ -231,6 +232,8 @@ def print_noticed(noticed: Mapping[str, Any], console: Console) -> None:
         indented(console, table)
     for line in explain_undefined(noticed.get("undefined_names", {})):
         say(console, (f"  {line}", "dim"))
+    for line in unknown_markers(noticed):
+        say(console, (f"  {line}", "yellow"))
     if lines := content_tokens(noticed.get("content_tokens", {})):
         say(console, (f"  tokens written by content: {', '.join(lines)}", "dim"))
     for number, line in enumerate(unused_keys(noticed.get("unused_keys", {}))):
@@ -340,6 +343,8 @@ WORDS = {
     "ledger.samples.apart": "with turns: apart:",
     "ledger.context.tokens": "",
     "ledger.context.left_out": "left out of the context:",
+    "ledger.reasoning.dropped": "reasoning that is dropped:",
+    "ledger.reasoning.unwritten": "reasoning that the template leaves out:",
     "ledger.pieces.packed": "pieces",
     "ledger.pieces": "pieces",
     "ledger.tokens.separators": "separators",
@@ -357,6 +362,7 @@ WORDS = {
     "rows": "rows of",
     "shards": "shards of",
     "noticed": "noticed:",
+    "markers": "conversations with marker",
 }
 
 

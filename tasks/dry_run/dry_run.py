@@ -43,7 +43,7 @@ from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
 from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
-from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, REASONING, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
@@ -174,7 +174,9 @@ def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int) -> Ledg
     config, account = chosen.recipe.config, chosen.account
     least = account.total("places") + (account.alignment or 0) if config.packing else 0
     rejected = {reject.reason: round(reject.expected / chosen.scale) for reject in rejects}
-    values = scaled_by(make_ledger(_receipts(chosen), account, rejected, least).model_dump(), chosen.scale)
+    values = scaled_by(
+        make_ledger(_receipts(chosen), account, rejected, least, chosen.recipe).model_dump(), chosen.scale
+    )
     tokens = values["tokens"]
     if config.packing and config.padding == "row":
         tokens["padding"] = max(0, places - tokens["packed"])
@@ -185,7 +187,7 @@ def scaled_by(values: Any, scale: float) -> Any:
     """Scale all numbers of a JSON value, and round them."""
     if isinstance(values, dict):
         return {name: scaled_by(value, scale) for name, value in values.items()}
-    return values if values is None else round(values * scale)
+    return values if values is None or isinstance(values, bool) else round(values * scale)
 
 
 def _receipts(chosen: Selection) -> list[dict[str, Any]]:
@@ -199,7 +201,9 @@ def _receipts(chosen: Selection) -> list[dict[str, Any]]:
             "tokens": int(accepted.encoded(slice(*edges)).sum()),
         }
         share = times.sum() / max(len(times), 1)
-        receipts.append({name: round(share * each.counts.get(name, 0)) for name in (*APART, *LEFT_OUT)} | counts)
+        receipts.append(
+            {name: round(share * each.counts.get(name, 0)) for name in (*APART, *LEFT_OUT, *REASONING)} | counts
+        )
     return receipts
 
 

@@ -22,7 +22,7 @@ from packcorpus.tasks.storage.facts import Ledger
 from packcorpus.tasks.storage.layout import SPLITS, first_packing
 from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from packcorpus.tasks.storage.token_files import TokenColumns
-from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, REASONING, counts_in, noticed_in
 
 # Digests of conversations that are sorted at a time, 8 bytes each.
 SORTED_AT_ONCE = 1 << 24
@@ -245,7 +245,7 @@ def plan_facts(
     if layout.has_several_lengths:
         facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
     facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places, recipe).model_dump(),
         "packing_metadata": _packing_metadata(config, account, rows, room, written),
         "sources": source_facts(recipe, receipts, account),
         "mixture": mixture_facts(recipe, account),
@@ -269,7 +269,9 @@ def plan_facts(
     return facts
 
 
-def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+def make_ledger(
+    receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int, recipe: Recipe
+) -> Ledger:
     """Build the manifest's ledger, and check that it balances.
 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
@@ -303,6 +305,8 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
         },
         "context": {"tokens": packed - account.total("trained"), "left_out": left_out(receipts)},
     }
+    if reasoning := left_out_reasoning(receipts, recipe):
+        values["reasoning"] = reasoning
     if samples:
         values["samples"] = samples | {"apart": apart(receipts, samples["read"], encoded)}
     ledger = Ledger.model_validate(values)
@@ -328,6 +332,17 @@ def apart(receipts: Sequence[Mapping[str, Any]], samples: float, encoded: float)
 def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return what settings left out of the context, by role."""
     return {name.removeprefix("left_out_"): count for name, count in counts_in(receipts, LEFT_OUT).items()}
+
+
+def left_out_reasoning(receipts: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, Any] | None:
+    """Return the reasoning that is in no row; None if there is none."""
+    counts = counts_in(receipts, REASONING)
+    if not counts:
+        return None
+    facts = {name: counts.get(count, 0) for name, count in zip(("answers", "tokens"), REASONING, strict=True)}
+    if recipe.config.reasoning == "keep":
+        return {"unwritten": facts}
+    return {"dropped": facts, "template_writes": recipe.template.writes_reasoning}
 
 
 def _packing_metadata(config: Config, account: Account, rows: int, places: int, written: Written) -> dict[str, Any]:

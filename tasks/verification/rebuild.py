@@ -33,7 +33,9 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     Raises UsageError if the folder of the config is not recorded. Raises InputMissing or DataError, naming the source
     or setting, if a source is missing or the key differs from the manifest.
     """
-    recipe = recipe_of(*config_for(manifest, corpus, config_file), root, revisions_of(manifest))
+    config, folder = config_for(manifest, corpus, config_file)
+    config._is_recorded = True
+    recipe = recipe_of(config, folder, root, revisions_of(manifest))
     if difference := next(_differences(manifest, recipe), ""):
         raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
     return recipe
@@ -135,6 +137,8 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
     if manifest.ledger.conversations.duplicates is None:  # earlier versions did not count these
         is_earlier = True
         del now["ledger"]["conversations"]["duplicates"]
+        now["ledger"].pop("reasoning", None)
+        now["noticed"].pop("unknown_markers", None)
     if is_earlier:
         now["digest"] = then["digest"]
         if then == now:
