@@ -24,8 +24,8 @@ WORKDIR /source
 # has all that the tests need, and its torch is the CPU build of CI, which is not on PyPI and comes without the parts
 # of CUDA. From PyPI, the same version of torch is the build for GPUs, which brings them.
 COPY pyproject.toml constraints.txt ./
-ARG CORE_EXTRAS="remote"
-ARG TRAIN_EXTRAS="remote train"
+ARG CORE_EXTRAS=""
+ARG TRAIN_EXTRAS="train"
 RUN mkdir /lists && cp constraints.txt /lists/ && grep '^torch==' constraints.txt > /lists/torch.txt && python -c "\
 import sys, tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
@@ -36,6 +36,7 @@ lists = dict(argument.split('=') for argument in sys.argv[1:]); \
 RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt setuptools
 COPY README.md LICENSE ./
 COPY packcorpus packcorpus
+COPY src src
 COPY pipeline pipeline
 COPY tasks tasks
 COPY train train

@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
-WORKERS ?= 2
+# Default: one per core.
+WORKERS ?=
 # The sample is small: with fewer tokens per step it has 44 steps, enough to see the loss fall.
 SAMPLE_OPTIONS := $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
 OPTIONS ?=
@@ -19,7 +20,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pyte
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
-	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
+	@echo "  CONFIG=$(CONFIG) WORKERS=$(or $(WORKERS),one per core)"
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and "packcorpus needs Python 3.11 to 3.14, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
@@ -55,13 +56,13 @@ report: .venv/.setup  ## write an HTML report of the latest corpus
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
 
 corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
-	@$(BIN)/luigi --module pipeline PackCorpus --config $(CONFIG) --workers $(WORKERS)
+	@$(BIN)/luigi --module pipeline PackCorpus --config $(CONFIG) $(addprefix --workers ,$(WORKERS))
 
 train: .venv/.train  ## train an adapter on CONFIG's corpus; settings: OPTIONS="--max-steps 50"
-	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
+	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) $(addprefix --workers ,$(WORKERS)) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
 diagnose: .venv/.train  ## find out which settings train faster on CONFIG's corpus: ten minutes; options: OPTIONS="--budget 1200"
-	@$(BIN)/luigi --module pipeline DiagnoseTraining --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
+	@$(BIN)/luigi --module pipeline DiagnoseTraining --config $(CONFIG) $(addprefix --workers ,$(WORKERS)) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
 doctor: .venv/.train  ## report what this machine can train with, and how to install what is missing
 	@$(BIN)/packcorpus train doctor
@@ -100,8 +101,8 @@ faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about
 mutants: .venv/.test  ## change the modules that write, verify, and repair, and check that a test fails: hours
 	$(BIN)/python bench/reliability/mutate.py
 
-bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: the message for each bad input
-	$(BIN)/python bench/reliability/bad_inputs.py --write docs/reference/bad-inputs.md
+bad-inputs: .venv/.test  ## write tests/properties/bad_inputs.md: the message for each bad input
+	$(BIN)/python bench/reliability/bad_inputs.py --write tests/properties/bad_inputs.md
 
 fuzz: .venv/.test  ## run the long property tests and fuzzers, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0

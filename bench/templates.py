@@ -25,6 +25,7 @@ of such a file are joined first.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import tempfile
@@ -150,9 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a byte-level tokenizer")
-    parser.add_argument("--write", type=Path, help="Markdown file for the table")
+    parser.add_argument("--write", type=Path, help="CSV file for the table")
     given = parser.parse_args()
-    lines = [f"| template | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
+    table = [["template", *KINDS]]
     counts: Counter[str] = Counter()
     for path in sorted(given.folder.glob("*.jinja")):
         source = source_of(path)
@@ -160,13 +161,13 @@ def main() -> None:
             encoder, library = tokenizers_of(source, given.tokenizer, Path(name))
             outcomes = [outcome(source, kind, encoder, library) for kind in KINDS]
         counts.update(found.partition(":")[0] for found in outcomes)
-        lines.append(f"| {path.stem} | {' | '.join(found.partition(':')[0] for found in outcomes)} |")
+        table.append([path.stem, *(found.partition(":")[0] for found in outcomes)])
         for kind, found in zip(KINDS, outcomes, strict=True):
             if ":" in found:
                 print(f"{path.stem}, {kind}: {found}", flush=True)
-    text = "\n".join(lines) + "\n"
     if given.write:
-        given.write.write_text(text, encoding="utf-8")
+        with given.write.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table)
     total = sum(counts.values())
     print(f"{total} cases: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()))
 

@@ -25,6 +25,7 @@ PLACES = (
     "data/sample/*",
     "docs/**/*",
     "pipeline/**/*",
+    "packcorpus/*",
     "tasks/**/*",
     "tests/**/*",
     "train/**/*",

@@ -32,7 +32,9 @@ BIN = Path(sys.executable).parent
 MARKER = re.compile(
     r"<!-- capture setup: ([^\n]*?) -->|<!-- capture(?:: ([^>\n]*?))? -->\n( *)```console\n(.*?)\n *```", re.S
 )
-ENVIRONMENT = {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+# A slow machine prints lines of progress, which a fast one does not.
+PROGRESS = re.compile(r"[\d.]+ s  .*parts \d+/\d+")
+ENVIRONMENT = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -44,8 +46,9 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def lines_of(command: str, folder: Path) -> list[str]:
-    """Return the lines that a command prints, with paths relative to `folder`."""
-    return [line.rstrip() for line in run(command, folder).stdout.replace(f"{folder}/", "").rstrip().splitlines()]
+    """Return what a command prints, without progress, and with relative paths."""
+    lines = run(command, folder).stdout.replace(f"{folder}/", "").rstrip().splitlines()
+    return [line.rstrip() for line in lines if not PROGRESS.match(line)]
 
 
 def select(lines: list[str], selection: str) -> list[str]:

@@ -1,22 +1,28 @@
 """Write the reference pages that are generated from the code.
 
-    python docs/generate.py [--check]
+    python docs/generate.py [--check] [--memory]
 
     Config, TrainingConfig (pydantic) ─▶ docs/reference/config.md
-    packcorpus, luigi, python -m train ─▶ docs/reference/cli.md
+    packcorpus, luigi ─▶ docs/reference/cli.md
     registries of formats, containers and templates ─▶ docs/reference/formats.md
     the table of error codes ─▶ docs/reference/errors.md
+    docstrings of packcorpus ─▶ docs/reference/python.md
     Config, Manifest ─▶ docs/reference/config.schema.json, docs/reference/manifest.schema.json
 
-With --check, nothing is written, and the exit code is 1 if a page is out of date.
+With --check, nothing is written, and the exit code is 1 if a page is out of date. With --memory, the table of memory in
+docs/guides/one-gpu.md is written, too.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +280,7 @@ def luigi_options(task: str) -> str:
 
 
 def train_help(*command: str) -> str:
-    """Return the help of `python -m train` or of one of its commands.
+    """Return the help of `packcorpus train` or of one of its commands.
 
     The help imports no training library.
     """
@@ -295,6 +301,8 @@ def cli_page() -> str:
         "",
     ]
     for name, text in packcorpus_help():
+        if name in ("packcorpus train", "packcorpus certify"):  # they read their own options
+            continue
         lines += [f"## {name}", "", "```text", text, "```", ""]
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
@@ -303,50 +311,23 @@ def cli_page() -> str:
     ):
         lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
     lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
-    lines += [
-        "## python -m train",
-        "",
-        "`packcorpus train CORPUS` is the short form of `python -m train --manifest CORPUS`.",
-        "",
-        "```text",
-        train_help(),
-        "```",
-        "",
-        "## python -m train diagnose",
-        "",
-        "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. It also",
-        "accepts all settings of `python -m train`. See [Why is training slow?](../guides/diagnose.md).",
-        "",
-        "```text",
-        train_help("diagnose").partition("\nsettings (")[0].partition("\n\n")[2].strip(),
-        "```",
-        "",
-        "## python -m train doctor",
-        "",
-        "`packcorpus train doctor` is the same command. With `--base-model`, it estimates [what fits on which",
-        "card](../guides/train.md#what-fits-on-which-card).",
-        "",
-        "```text",
-        train_help("doctor"),
-        "```",
-        "",
-        "## python -m train merge",
-        "",
-        "`packcorpus train merge RUN` is the same command. See [Merge](../guides/merge.md).",
-        "",
-        "```text",
-        train_help("merge"),
-        "```",
-        "",
-        "## python -m train certify",
-        "",
-        "`packcorpus certify RUN` is the same command. See [Certify](../guides/certify.md).",
-        "",
-        "```text",
-        train_help("certify"),
-        "```",
-        "",
-    ]
+    for name, about, text in (
+        ("train", "See [Train](../guides/train.md).", train_help()),
+        (
+            "train diagnose",
+            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
+            train_help("diagnose").partition("\nbasic settings (")[0].strip(),
+        ),
+        (
+            "train doctor",
+            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
+            train_help("doctor"),
+        ),
+        ("train merge", "See [Merge](../guides/merge.md).", train_help("merge")),
+        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md).", train_help("chat")),
+        ("certify", "See [Certify](../guides/certify.md).", train_help("certify")),
+    ):
+        lines += [f"## packcorpus {name}", "", about, "", "```text", text, "```", ""]
     return "\n".join(lines)
 
 
@@ -525,7 +506,7 @@ def errors_page() -> str:
         "",
         "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
         "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
-        "environment has the same effect, and makes `luigi` and `python -m train` print each error as one line of JSON",
+        "environment has the same effect, and makes every command print each error as one line of JSON",
         "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
     ]
     for digit, title in GROUPS.items():
@@ -533,15 +514,101 @@ def errors_page() -> str:
             "",
             f"## {title}",
             "",
-            "| code | reason | exit | meaning | cause | fix |",
-            "|---|---|---|---|---|---|",
+            "| code | reason | exit | meaning | fix |",
+            "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.cause} | {code.fix} |"
+            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.fix} |"
             for code in CODES.values()
             if code.code[1] == digit
         ]
     return "\n".join(lines) + "\n"
+
+
+# The sections of the page of the Python API: their titles and names.
+API = {
+    "Pack and open": ("pack", "check", "open", "verify"),
+    "Corpus": ("Corpus", "Corpus.rows", "Corpus.conversation", "Corpus.batches", "Corpus.dataset"),
+    "What they return": ("Rows", "Conversation", "Sample", "Batches", "DryRun"),
+    "For your own trainer": (
+        *("PackedDataset", "Collator", "require_isolation", "check_isolation", "segments", "weigh_loss"),
+        *("sft_dataset", "padding_tokenizer"),
+    ),
+}
+ERRORS = (
+    *("PackError", "UsageError", "DataError", "InputMissing", "PartMissing", "StorageError", "Busy", "Interrupted"),
+    *("NotReproducible", "Bug"),
+)
+
+
+def python_page() -> str:
+    import packcorpus
+
+    lines = [
+        NOTE,
+        "# Python",
+        "",
+        "`import packcorpus` has everything below and loads no other library: each name loads what it needs. A module",
+        "of your own called `train`, `tasks`, or `pipeline` is never mixed up with ours.",
+        "",
+    ]
+    for title, names in API.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            value: Any = packcorpus
+            for part in name.split("."):
+                value = getattr(value, part)
+            lines += [f"### {name.replace('Corpus.', 'corpus.')}", "", *_signature(name, value), *_markdown(value), ""]
+    lines += [
+        "## Errors",
+        "",
+        "Every error is a `PackError` with `code` (such as `E310`), `reason`, `message`, `exit_code`, and `facts`, a",
+        "dict of values that the message names. [Errors](errors.md) lists the codes. In a traceback, the last line has",
+        "cause and fix.",
+        "",
+        "| class | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])} |" for name in ERRORS),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _signature(name: str, value: Any) -> list[str]:
+    """Return the signature of a function or a class that users call."""
+    if name in ("Corpus", "Rows", "Conversation", "Sample", "Batches", "DryRun"):
+        return []
+    words, result = [], ""
+    signature = inspect.signature(value)
+    if not inspect.isclass(value):
+        result = f" -> {signature.return_annotation}"
+    for own in signature.parameters.values():
+        if own.kind is own.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        if own.name != "self":
+            default = "" if own.default is own.empty else f" = {own.default!r}"
+            words.append(f"{'**' * (own.kind is own.VAR_KEYWORD)}{own.name}: {own.annotation}{default}")
+    called = name.replace("Corpus.", "corpus.") if "." in name else f"packcorpus.{name}"
+    text = f"{called}({', '.join(words)}){result}"
+    if len(text) > WIDTH:
+        text = "\n".join([f"{called}(", *(f"    {word}," for word in words), f"){result}"])
+    return ["```python", text.replace("AnyPath", "str | os.PathLike[str]").replace("'", '"'), "```", ""]
+
+
+def _markdown(value: Any) -> list[str]:
+    """Return a docstring as Markdown: tables of attributes, and indented code as blocks."""
+    paragraphs = re.split(r"\n\n+", inspect.getdoc(value) or "")
+    lines: list[str] = []
+    for paragraph in paragraphs:
+        if paragraph.startswith("    "):
+            lines += ["```python", *textwrap.dedent(paragraph).splitlines(), "```", ""]
+        elif re.match(r"[\w, ]+?  +\S", paragraph):
+            entries = re.split(r"\n(?=\S)", re.sub(r";   (?=\w+   )", "\n", paragraph))
+            pairs = [re.split(r"  +", " ".join(entry.split("\n")), maxsplit=1) for entry in entries]
+            lines += ["| | |", "|---|---|", *(f"| `{names}` | {prose(text)} |" for names, text in pairs), ""]
+        else:
+            lines += [paragraph, ""]
+    return lines[:-1]
 
 
 def config_schema() -> str:
@@ -562,12 +629,70 @@ PAGES = {
     "cli.md": cli_page,
     "formats.md": formats_page,
     "errors.md": errors_page,
+    "python.md": python_page,
     "config.schema.json": config_schema,
     "manifest.schema.json": manifest_schema,
 }
 
 
+# Public shape of Llama-3.1-8B, as in its config.json.
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MEMORY_CARDS, MEMORY_ROWS = (16, 24, 80), (1, 2, 4, 8)
+
+
+def memory_table() -> list[str]:
+    """Return the table of guides/one-gpu.md, by the function of `doctor`.
+
+    This needs torch and takes half a minute.
+    """
+    from packcorpus.train import fits
+    from packcorpus.train.config import load_training_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        found = fits.fits_of(folder, load_training_config(overrides={"base_model": json.dumps(folder)}), None)
+    heads = ["tokens of a row", *(f"{count} per pass" for count in MEMORY_ROWS)]
+    heads += [f"most rows on {card} GB" for card in MEMORY_CARDS]
+    lines = [f"| {' | '.join(heads)} |", "|---:" * len(heads) + "|"]
+    for length in sorted(found.lengths):
+        cells = [f"{found.estimate(True, count, length).total / 1e9:.1f} GB" for count in MEMORY_ROWS]
+        cells += [str(found.rows(card, True, length) or "–") for card in MEMORY_CARDS]
+        lines.append(f"| {' | '.join([f'{length:,}', *cells])} |")
+    return lines
+
+
+def write_memory_table() -> None:
+    """Write the table into its guide, between two comments."""
+    page = ROOT / "docs" / "guides" / "one-gpu.md"
+    parts = re.split(r"(<!-- /?memory -->\n)", page.read_text(encoding="utf-8"))
+    parts[2] = "\n" + "\n".join(memory_table()) + "\n\n"
+    page.write_text("".join(parts), encoding="utf-8")
+
+
 def main() -> int:
+    if "--memory" in sys.argv:
+        write_memory_table()
     sys.path.insert(0, str(ROOT))
     stale = 0
     for name, page in PAGES.items():

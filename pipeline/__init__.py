@@ -7,32 +7,42 @@
 Importing this package registers the tasks. No other package imports luigi.
 """
 
-from packcorpus.tasks.core import startup  # noqa: F401 - before everything else
+import sys
 
-# isort: split
-from packcorpus.pipeline import patches
-from packcorpus.pipeline.graph import (
-    DiagnoseTraining,
-    PackCorpus,
-    PlanPacking,
-    TokenizePart,
-    TokenizeParts,
-    TrainAdapter,
-    TrainTokenizer,
-    WriteShard,
-    WriteShards,
-)
+if __name__ == "packcorpus.pipeline":
+    from packcorpus.tasks.core import startup  # noqa: F401 - before everything else
 
-__all__ = [
-    "DiagnoseTraining",
-    "PackCorpus",
-    "PlanPacking",
-    "TokenizePart",
-    "TokenizeParts",
-    "TrainAdapter",
-    "TrainTokenizer",
-    "WriteShard",
-    "WriteShards",
-]
+    # isort: split
+    from packcorpus.pipeline import patches
+    from packcorpus.pipeline.graph import (
+        DiagnoseTraining,
+        PackCorpus,
+        PlanPacking,
+        TokenizePart,
+        TokenizeParts,
+        TrainAdapter,
+        TrainTokenizer,
+        WriteShard,
+        WriteShards,
+    )
 
-patches.install()
+    __all__ = [
+        "DiagnoseTraining",
+        "PackCorpus",
+        "PlanPacking",
+        "TokenizePart",
+        "TokenizeParts",
+        "TrainAdapter",
+        "TrainTokenizer",
+        "WriteShard",
+        "WriteShards",
+    ]
+
+    patches.install()
+else:  # by the name that luigi imports
+    from pkgutil import extend_path
+
+    # A folder `pipeline` of a user, without an __init__.py, would otherwise be hidden by this package.
+    __path__ = [*(path for path in extend_path(__path__, __name__) if path not in __path__), *__path__]
+    if "luigi" in sys.modules:
+        from packcorpus.pipeline import *  # noqa: F403

@@ -21,6 +21,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import luigi
@@ -28,7 +29,8 @@ import luigi
 from packcorpus.pipeline.progress import State, run, state
 from packcorpus.tasks.core.messages import JSON, is_on
 from packcorpus.tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
-from packcorpus.tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
+from packcorpus.tasks.corpus.summary import explain_limits, explain_losses, fit_to_width, mixture_table, notes
+from packcorpus.tasks.dry_run.expected_mixture import expected_mixture
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
@@ -89,7 +91,14 @@ def show(message: str, **facts: Any) -> None:
     if how == "json":
         write(json.dumps(facts or {"note": message.removeprefix("note: ")}, default=str))
     elif how != "quiet":
-        write(printable(message))
+        write(_wrapped(printable(message), room()))
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Break a line that is longer than `width` between words."""
+    if len(line) <= width:
+        return line
+    return fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def write(text: str) -> None:
@@ -230,7 +239,7 @@ def announce(recipe: Recipe) -> None:
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
         show(f"note: written as text, because the tokenizer lacks these tokens: {markers}")
-    for line in recipe.notes:
+    for line in (*recipe.notes, *expected_mixture(recipe)):
         show(f"note: {line}")
     run.copies = recipe.copies
     start(config.name)
@@ -324,6 +333,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         "read": conversations.read,
         **ends,
     }
+    for line in explain_losses(ledger):
+        show(line)
     show(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
     show(f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
     if ends["rejected"]:

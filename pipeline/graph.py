@@ -212,7 +212,7 @@ TASKS: dict[type[Work], type[_Task]] = {
 }
 
 
-# -- training: `python -P -m train` in a process of its own, without importing it --------------------------------------
+# -- training: `packcorpus train` in a process of its own, without importing it ----------------------------------------
 
 
 class TrainingFailed(PackError):
@@ -226,14 +226,18 @@ class TrainingFailed(PackError):
 def train_command(verb: str, manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
     """Return the words of a command of `train`.
 
-    `verb` is empty for training itself. `options` is split as in a shell. -P keeps the working directory out of
-    sys.path, so that a user's own train.py or tasks.py there is not imported.
+    `verb` is empty for training itself. `options` is split as in a shell. If neither they nor `settings` can name a
+    base model, it is the toy. -P keeps the working directory out of sys.path, so that a user's own train.py or tasks.py
+    there is not imported.
     """
     config = ("--config", settings) if settings else ()
     named = (verb,) if verb else ()
     # Checkpoints are never written to a bucket, but to the working directory.
     where = ("--manifest", manifest, "--root", "." if url_of(root_of(root)) else root)
-    return (sys.executable, "-P", "-m", "packcorpus.train", *named, *where, *config, *shlex.split(options))
+    given = tuple(shlex.split(options))
+    is_named = settings or any(word.partition("=")[0] in ("--base-model", "--config") for word in given)
+    model = () if is_named else ("--base-model", "toy")
+    return (sys.executable, "-P", "-m", "packcorpus.train", *named, *where, *config, *model, *given)
 
 
 @lru_cache(maxsize=16)
@@ -295,7 +299,10 @@ class _Training(_Sized):
     """A command of `train`, run in a separate process: torchrun stays possible."""
 
     verb = ""
-    training = luigi.OptionalParameter(default="", description="Training config; default: train/qlora.yaml.")
+    training = luigi.OptionalParameter(
+        default="",
+        description="Training config; default: train/qlora.yaml and, unless options name one, --base-model toy.",
+    )
     options = luigi.OptionalParameter(default="", description="Settings that override it, such as '--max-steps 10'.")
 
     resources = {"gpu": 1}  # noqa: RUF012 - like in luigi.Task

@@ -48,6 +48,7 @@ from packcorpus.pipeline.signals import signals
 from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
 from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, show_notes_with, to_pack_error
 from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.process import cores
 
 HELP = "see luigi --module pipeline PackCorpus --help"
 
@@ -228,7 +229,7 @@ def _set_defaults() -> None:
 
     Luigi reads luigi.cfg only from the working directory. In any other directory, it would try to reach a server for a
     minute, and a failed task would exit with 0. The option `local_scheduler` is not set if a config or the command line
-    names a central scheduler. --help lists --workers, too.
+    names a central scheduler. --help lists --workers, too; its default is one per core.
     """
     luigi.interface.core.workers.always_in_help = True
     theirs, ours = get_config(), ConfigParser(interpolation=None)
@@ -236,6 +237,8 @@ def _set_defaults() -> None:
     if any(word.partition("=")[0] in CENTRAL_OPTIONS for word in sys.argv[1:]):
         # Luigi would silently use the local scheduler if luigi.cfg asks for it.
         theirs.set("core", "local_scheduler", "false")
+    # In a container, os.cpu_count() counts the cores of the host.
+    ours.set("core", "workers", str(cores()))
     central = any(theirs.has_option("core", option) for option in CENTRAL)
     for section in ours.sections():
         for option, value in ours[section].items():

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import heapify, heapreplace
-from importlib import metadata
 from typing import Any
 
-from packcorpus.tasks.core.process import peak_memory
+from packcorpus.tasks.core.process import peak_memory, versions_of
 from packcorpus.tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.sources.model import Part
@@ -123,7 +122,7 @@ class Run:
             "tokens_per_second": round(tokens / seconds, 1),
             "peak_memory_bytes": max([peak_memory(), *(count.outcome.peak for count in every)]),
             "tasks_found_done": sum(count.is_reused for count in every),
-            "versions": {name: metadata.version(name) for name in _VERSIONS} | {"python": sys.version.split()[0]},
+            "versions": versions_of(*_VERSIONS) | {"python": sys.version.split()[0]},
         }
 
 

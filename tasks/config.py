@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,7 @@ from pydantic import (
 
 from packcorpus.tasks.conversations.names import Roles, with_roles
 from packcorpus.tasks.core.errors import UsageError
+from packcorpus.tasks.core.other_tools import Place
 from packcorpus.tasks.core.yaml_settings import (
     Removed,
     canonical_json,
@@ -68,6 +69,8 @@ KEYLESS = Key(())  # it cannot change the output, or (`roles`) is part of each o
 ADVANCED_KEYLESS = Key((), advanced=True)
 ADVANCED = Key(("corpus",), advanced=True)
 IF_SET = Key(("corpus",), if_set=True, advanced=True)
+# Corpora that earlier versions split have no such setting: they were cut at any token.
+OF_SPLIT = Key(("corpus",), is_used=lambda config: config.splits_at_turns, advanced=True)
 TOKENS = Key(("corpus", "tokens"))
 TOKENS_IF_SET = Key(("corpus", "tokens"), if_set=True)
 ADVANCED_TOKENS = Key(("corpus", "tokens"), if_set=True, advanced=True)
@@ -217,6 +220,7 @@ class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_with_advanced)
+    place: ClassVar[Place] = "config"
 
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()
@@ -240,9 +244,10 @@ class Config(BaseModel):
         PlainSerializer(TokenizerPath.write),
     ] = Field(
         None,
-        description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
-        "If absent, a SentencePiece model is trained on the sources. A folder is loaded like AutoTokenizer of "
-        "Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as it is.",
+        description="A name on the Hugging Face Hub, such as Qwen/Qwen3-8B or Qwen/Qwen3-8B@REVISION, or the path of a "
+        "folder, tokenizer.json, or SentencePiece model; a path that exists takes precedence. A folder is loaded like "
+        "AutoTokenizer of Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as "
+        "it is. If absent, a SentencePiece model is trained on the sources.",
         json_schema_extra=TokenizerPath.describe,
     )
     template: str = Field(
@@ -291,11 +296,12 @@ class Config(BaseModel):
         description="Parts of the trained answers that are trained on, such as {reasoning: false}. All parts are in "
         "the rows. A conversation whose parts cannot be separated is rejected.",
     )
-    turns: Annotated[Literal["auto", "together", "apart"], ADVANCED_TOKENS] = Field(
+    turns: Annotated[Literal["auto", "together", "apart", "as_rendered"], ADVANCED_TOKENS] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
         "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
-        "prompt.",
+        "prompt; as_rendered: one sample for each conversation, its one rendering, even where that differs from "
+        "inference, as other trainers do.",
     )
     reasoning: Annotated[Literal["keep", "drop"], TOKENS_IF_SET] = Field(
         "keep",
@@ -331,10 +337,17 @@ class Config(BaseModel):
         "of the rows.",
     )
     overlong: Literal["truncate", "turns", "drop", "split", "error"] = Field(
-        "truncate",
-        description="Policy for a conversation that is longer than a row. truncate: it is cut at the end of the row; "
-        "turns: it is cut after its last trained turn that fits whole, and dropped if no turn fits; drop: it is left "
-        "out; split: every piece of it is packed; error: the run fails.",
+        "split",
+        description="Policy for a conversation that is longer than a row. split: it is cut between its turns, and "
+        "every piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is cut after "
+        "its last trained turn that fits whole, and dropped if no turn fits; drop: it is left out; error: the run "
+        "fails. Without packing, the default is truncate, which leaves conversations whole.",
+    )
+    split_at: Annotated[Literal["turns", "tokens"], OF_SPLIT] = Field(
+        "turns",
+        description="Where `overlong: split` cuts. turns: between turns, and within a turn only if it is longer than a "
+        "row; later pieces repeat what precedes the first user message, such as the system message and the tools, "
+        "untrained. tokens: at the end of each row, wherever it is, without repetition.",
     )
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
@@ -342,10 +355,12 @@ class Config(BaseModel):
     max_rejects: float = Field(
         0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
     )
-    weighting: Literal["repeat", "subsample", "token_share"] = Field(
+    weighting: Literal["repeat", "subsample", "proportions", "token_share"] = Field(
         "repeat",
         description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half of "
-        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: sources are "
+        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; proportions: "
+        "the weights are shares of the packed conversations, such as 0.7 and 0.3, or 70 and 30; nothing is left out, "
+        "and the sources that are small for their share are repeated; token_share: sources are "
         "downsampled until their trained tokens match the weights, and no conversation is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(
@@ -434,6 +449,8 @@ class Config(BaseModel):
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
         values = with_current_names(values)
+        if values.get("packing") is False:
+            values.setdefault("overlong", "truncate")
         if values.get("roles") and isinstance(values.get("sources"), list):
             values["sources"] = [with_roles(source, values["roles"]) for source in values["sources"]]
         return values
@@ -583,6 +600,11 @@ class Config(BaseModel):
         return Sections(**self.train_parts.model_dump(), empty=self.empty_reasoning != "mask")
 
     @property
+    def splits_at_turns(self) -> bool:
+        """Return whether conversations longer than a row are cut between their turns."""
+        return self.overlong == "split" and self.split_at == "turns"
+
+    @property
     def reads_loss_weights(self) -> bool:
         """Return whether token files contain the loss weights in the data."""
         return self.loss_weight in ("data", "both")
@@ -630,14 +652,24 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
     if sequence_length:
-        given = [int(part) if part.strip().isdecimal() else part for part in sequence_length.split(",")]
-        values["sequence_length"] = given if len(given) > 1 else given[0]
+        values["sequence_length"] = length_of(sequence_length)
+    return config_from(values, str(path))
+
+
+def length_of(text: str) -> Any:
+    """Return the value of `sequence_length` that a command line gives, unchecked."""
+    given = [int(part) if part.strip().isdecimal() else part for part in text.split(",")]
+    return given if len(given) > 1 else given[0]
+
+
+def config_from(values: dict[str, Any], where: str) -> Config:
+    """Return the values of a file as a config; `where` names the file in messages."""
     sources = values.get("sources")
     if isinstance(sources, str):
         sources = [sources]
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
-    config = check_settings(Config, values, str(path))
+    config = check_settings(Config, values, where)
     config._moved = tuple(name for name in with_current_names(values) if name in KEYS and KEYS[name].advanced)
     flat = values | (values.get("advanced") or {})
     config._has_old_words = "company" in flat or flat.get("neighbors") == "apart"
@@ -653,4 +685,6 @@ def check_recorded(recorded: dict[str, Any], where: Path) -> None:
 def config_of(recorded: dict[str, Any], part_size: int) -> Config:
     """Return a recorded config that has passed `check_recorded`."""
     kept = {name: value for name, value in recorded.items() if name not in REMOVED}
+    if recorded.get("overlong") == "split":
+        kept.setdefault("split_at", "tokens")  # as earlier versions did
     return Config.model_validate(kept | {"part_size": part_size})

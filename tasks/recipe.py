@@ -19,15 +19,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from packcorpus.tasks.config import Config, load_config, path_in
 from packcorpus.tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
 from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
-from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.printable import named_at, suggest
 from packcorpus.tasks.encoders.encoder import Encoder
-from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
+from packcorpus.tasks.encoders.tokenizer_files import (
+    TokenizerFiles,
+    find_tokenizer,
+    joined_sha256,
+    locate_tokenizer,
+    open_encoder,
+)
 from packcorpus.tasks.sources.digests import DigestCache
 from packcorpus.tasks.sources.model import Part, SourceFile, found_layouts
 from packcorpus.tasks.sources.parts import find_parts
@@ -59,7 +66,7 @@ class Recipe:
     """Everything that the graph of a run is built from.
 
     `files` are in the order of the config, and `parts` are in the order of the files. Another process receives neither,
-    but everything that was derived from them.
+    but everything that was derived from them. `commit` is that of a tokenizer on the Hub, if it was chosen before.
     """
 
     config: Config
@@ -67,6 +74,7 @@ class Recipe:
     layout: Layout
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
+    commit: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (self._sent,)
@@ -76,7 +84,9 @@ class Recipe:
         config = self.config.model_copy(update={"sources": []})
         derived = {name: getattr(self, name) for name in ("tokenizer_key", "texts_key", "corpus_key", "plan_key")}
         derived |= {"shards": self.shards, "special": self.special}
-        return pickle.dumps((config, self.folder.absolute(), sent_root(self.layout.root), derived))
+        return pickle.dumps(
+            (config, self.folder.absolute(), sent_root(self.layout.root), self.tokenizer_commit, derived)
+        )
 
     # Tokenizer
 
@@ -102,10 +112,26 @@ class Recipe:
         return key is None or has_artifact(layout.tokenizer(key), layout.tokenizer_receipt(key), checksum="sha256")
 
     @cached_property
-    def tokenizer_files(self) -> TokenizerFiles:
+    def _located(self) -> tuple[Path, str]:
         if self.tokenizer_key is not None:
-            return find_tokenizer(self.layout.tokenizer(self.tokenizer_key))
-        return find_tokenizer(path_in(self.folder, str(self.config.tokenizer)), self.config.tokenizer_as)
+            return self.layout.tokenizer(self.tokenizer_key), ""
+        named = str(self.config.tokenizer)
+        return locate_tokenizer(named, path_in(self.folder, named), self.commit)
+
+    @property
+    def tokenizer_commit(self) -> str:
+        """Return the commit of the tokenizer on the Hub, or "" for a local one."""
+        return self._located[1]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return the name of the tokenizer's file or, on the Hub, its name and commit."""
+        commit = self.tokenizer_commit
+        return named_at(str(self.config.tokenizer), commit) if commit else self.tokenizer_files.main.name
+
+    @cached_property
+    def tokenizer_files(self) -> TokenizerFiles:
+        return find_tokenizer(self._located[0], self.config.tokenizer_as)
 
     @cached_property
     def tokenizer_digest(self) -> str:
@@ -212,6 +238,7 @@ class Recipe:
         """Return a line for each thing that a user may not expect."""
         return (
             self.config.notes
+            + _without_gigatoken(self.config)
             + _unused_options(self.config, self.template_sources)
             + found_layouts(self.files, self.config.sources)
         )
@@ -263,8 +290,14 @@ class Recipe:
 
     @cached_property
     def _size(self) -> float:
-        weighed = self.config.weighting != "token_share"
-        return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
+        """Return about how many bytes of the sources are in rows, with copies."""
+        weights = [source.weight for source in self.config.sources]
+        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in range(len(weights))]
+        if self.config.weighting == "token_share":
+            return sum(sizes)
+        if self.config.weighting == "proportions":
+            return max(size / weight for size, weight in zip(sizes, weights, strict=True)) * sum(weights)
+        return sum(size * weight for size, weight in zip(sizes, weights, strict=True))
 
     @cached_property
     def shards(self) -> dict[str, int]:
@@ -321,8 +354,8 @@ class Recipe:
 
 @lru_cache(maxsize=4)
 def _received(sent: bytes) -> Recipe:
-    config, folder, root, derived = pickle.loads(sent)  # noqa: S301 - our own
-    recipe = Recipe(config, folder, Layout(root_of(root)), (), ())
+    config, folder, root, commit, derived = pickle.loads(sent)  # noqa: S301 - our own
+    recipe = Recipe(config, folder, Layout(root_of(root)), (), (), commit)
     vars(recipe).update(derived)
     return recipe
 
@@ -375,11 +408,12 @@ def recipe_of(
     root: Path,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
+    commit: str = "",
 ) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`.
 
-    `revisions` maps indices of entries to commits of datasets on the Hub. Without `cache`, all files are hashed. Raises
-    PackError, naming the problem.
+    `revisions` maps indices of entries to commits of datasets on the Hub, and `commit` is that of a tokenizer. Without
+    `cache`, all files are hashed. Raises PackError, naming the problem.
     """
     layout = Layout(root)
     found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
@@ -388,7 +422,7 @@ def recipe_of(
         if file.name.encode("utf-8", "ignore").decode() != file.name:
             raise UsageError("bad_file_name", f"{file.name!a}: the file name is not UTF-8; rename the file")
     files, parts = tuple(file for file, _ in found), tuple(part for _, parts in found for part in parts)
-    recipe = Recipe(config, folder, layout, files, parts)
+    recipe = Recipe(config, folder, layout, files, parts, commit)
     _check_recorded(recipe)
     return recipe
 
@@ -409,6 +443,13 @@ def _check_recorded(recipe: Recipe) -> None:
             problem = other_tokenizer(file.tokenizer_sha256, recipe.tokenizer_files.digests())
         if problem:
             raise UsageError("bad_setting", f"{file.name}: {problem}")
+
+
+def _without_gigatoken(config: Config) -> list[str]:
+    if config.engine == "reference" or find_spec("gigatoken"):
+        return []
+    why = "gigatoken is not installed, so the tokenizer's own library encodes all texts"
+    return [f"{why}: the same tokens, but up to 40 times slower; run: pip install gigatoken"]
 
 
 def _unused_options(config: Config, templates: Mapping[str, str]) -> list[str]:

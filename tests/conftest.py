@@ -37,6 +37,8 @@ TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
 # By folder or file, so that a new test there needs no marker. Single slow tests elsewhere have their own marker.
 SLOW = (
+    "api/test_commands.py",
+    "api/test_own_modules.py",
     "cli/test_inspect.py",
     "cli/test_rows.py",
     "corpus/test_push.py",
@@ -62,6 +64,9 @@ SLOW = (
 # All tests that load torch, in their process or in a command server (support/servers/command_server.py): that takes
 # seconds, and a process with torch takes longer to fork.
 TRAINING = (
+    "api/test_corpus.py",
+    "api/test_examples.py",
+    "api/test_training.py",
     "pipeline/test_train_adapter.py",
     "project/test_docs.py",
     "project/test_imports.py",
@@ -101,6 +106,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The tests write very many small files. In memory, that takes a twentieth of the system time and no wait for a disk. A
 # container often has only 64 MB there, which is too little.
 MEMORY = Path("/dev/shm")  # noqa: S108 - used as a folder of temporary files
+os.environ["PYTHON_CPU_COUNT"] = "2"  # the number of workers, and what `check` shows, on any machine
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= 6 << 30:
     os.environ["TMPDIR"] = str(MEMORY)  # for the commands that the tests start, too
     tempfile.tempdir = None

@@ -168,7 +168,7 @@ def test_a_split_conversation_keeps_the_weights_of_its_turns(tmp_path: Path) -> 
             message["loss_weight"] = 0.25 * (index + 1)
     whole = pack_corpus(make_recipe(tmp_path / "whole", records, loss_weight="data", sequence_length=512))
     split = pack_corpus(
-        make_recipe(tmp_path / "split", records, loss_weight="data", sequence_length=64, overlong="split")
+        make_recipe(tmp_path / "split", records, loss_weight="data", sequence_length=64, split_at="tokens")
     )
     expected = {record: weights for record, [(_, _, weights)] in pieces_of(whole).items()}
     index = pa.ipc.open_stream(folder_of(split) / "index.arrow").read_all().to_pylist()

@@ -82,6 +82,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "template_options": ({"enable_thinking": False}, True),
     "default_system": ("Be brief.", True),
     "overlong": ("drop", False),
+    "split_at": ("tokens", False),
     "validation": (0.1, False),
     "max_rejects": (0.1, False),
     "weighting": ("subsample", False),

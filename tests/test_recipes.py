@@ -22,6 +22,7 @@ from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 from support.training.tiny_training import tiny_model
 
+import packcorpus
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.train.model import isolation
 
@@ -51,6 +52,9 @@ def _here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
+    for name in ("train", "tasks", "pipeline"):  # a user's own modules, which a recipe must not import
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -157,7 +161,7 @@ def test_the_mask_equals_the_segments(lengths: list[list[int]]) -> None:
     rows = [[*row, width - sum(row)] for row in lengths]
     positions = torch.tensor([[at for length in row for at in range(length)] for row in rows])
     mask = values["block_diagonal"](positions)
-    bounds, _ = values["segments"](positions)
+    bounds, _ = packcorpus.segments(positions)
     torch.manual_seed(0)
     query, key, value = torch.randn(3, len(rows), 2, width, 8)
     whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)

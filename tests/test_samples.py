@@ -141,8 +141,19 @@ def test_the_ledger_knows_what_turns_apart_would_make(tmp_path: Path) -> None:
     whole = sum(entry["turn"] == -1 for entry in index_of(paths["auto"]))
     assert found.apart.tokens == ledgers["apart"].tokens.encoded + whole
     assert found.apart.repeated_prompt_tokens == apart.repeated_prompt_tokens
-    line = explain_samples(ledgers["auto"])
+    line, ways_out = explain_samples(ledgers["auto"])
     assert f"{apart.read / 12:.1f} with turns: apart" in line
+    assert f"({found.repeated_percent:.1f} % of the compute, about {found.repeated_rows} row" in line
+    assert "to pay less: train_on: rounds (about " in ways_out
+    assert "turns: as_rendered (about " in ways_out
+    assert [*explain_samples(ledgers["apart"])][1].startswith("to pay less: turns: auto in as few samples as")
+    for setting, way in found.ways_out.items():
+        name, _, value = setting.partition(": ")
+        path = pack_corpus(make_recipe(tmp_path / value, records, **settings, **{name: value}))
+        ledger = load_manifest(path).ledger
+        assert way.samples == (ledger.samples.read if ledger.samples else ledger.conversations.packed)
+        assert way.tokens == pytest.approx(ledger.tokens.encoded, abs=len(records)), "a line break may follow an answer"
+        assert way.rows is not None
 
 
 def test_the_ledger_counts_what_settings_leave_out(tmp_path: Path) -> None:
@@ -160,7 +171,7 @@ def test_the_ledger_counts_what_settings_leave_out(tmp_path: Path) -> None:
     assert line in " ".join(shown(path).split())
     run = predict(resolve(config, tmp_path).config, tmp_path, tmp_path)
     assert run.ledger.context == context
-    assert line in " ".join(rendered(run, show_prediction).split())
+    assert f"will be {line}" in " ".join(rendered(run, show_prediction).split())
 
 
 def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> None:
@@ -251,7 +262,8 @@ def test_a_text_of_a_repeated_prompt_is_found_in_each_sample(tmp_path: Path) -> 
 
 def test_a_sample_that_is_cut_off_is_explained(tmp_path: Path) -> None:
     long = [{"role": role, "content": "the train leaves"} for role in ("user", "assistant") * 2]
-    path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], turns="apart", sequence_length=24))
+    short = {"turns": "apart", "overlong": "truncate", "sequence_length": 24}
+    path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], **short))
     assert "turn 3 dropped: this turn has no trained token in a row of 24 tokens" in shown(path, at="chat.jsonl:1")
     assert "1 of 2 samples packed (1 no token to train on)" in shown(path)
     verify(path)

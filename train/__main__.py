@@ -1,7 +1,7 @@
-"""Run `python -m train`: train an adapter on the corpus of a manifest.
+"""Run `packcorpus train`: train an adapter on a corpus.
 
-    python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
-    python -m train doctor                     COMMANDS lists the other commands
+    packcorpus train [CORPUS] --base-model MODEL [--config FILE] [--learning-rate 1e-4 …]
+    packcorpus train doctor                    COMMANDS lists the other commands
 
 Everything that can be checked without torch is checked before torch is loaded, and slow imports come after the signal
 handlers are installed. The last line of standard output is the path of the training record.
@@ -16,7 +16,7 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packcorpus.tasks.core.errors import Interrupted, UsageError
+from packcorpus.tasks.core.errors import Interrupted
 from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
 from packcorpus.tasks.core.printable import printable
 from packcorpus.train.machine import process
@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "packcorpus.train.doctor",
     "diagnose": "packcorpus.train.diagnose.command",
     "merge": "packcorpus.train.merge.command",
+    "chat": "packcorpus.train.chat.command",
     "certify": "packcorpus.train.certify.command",
 }
 
@@ -41,9 +42,7 @@ def parser() -> Parser:
     """Build the parser of the training command."""
     from packcorpus.train.config import settings_parser
 
-    return settings_parser(
-        "python -m train", f"Train a QLoRA adapter on a corpus. Other commands: python -m train {', '.join(COMMANDS)}."
-    )
+    return settings_parser("packcorpus train", "Train a QLoRA adapter on a corpus.")
 
 
 def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
@@ -52,13 +51,9 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     `guard` is the caller's signal guard, if it has one.
     """
     guard, code = guard or SignalGuard(), 0
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # our messages say what it lacks
     try:
-        if arguments and not arguments[0].startswith("-"):
-            if arguments[0] not in COMMANDS:
-                raise UsageError(
-                    "bad_command_line",
-                    f"{arguments[0]!r}: expected options, or one of {', '.join(COMMANDS)}; see python -m train --help",
-                )
+        if arguments and arguments[0] in COMMANDS:
             code = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
         else:
             _train(arguments, guard)
@@ -89,13 +84,14 @@ def _set_environment() -> None:
 
 
 def _train(arguments: list[str], guard: SignalGuard) -> None:
-    from packcorpus.train.config import config_of
-    from packcorpus.train.data.corpus import open_corpus
+    from packcorpus.train.config import config_of, words_of
+    from packcorpus.train.data.corpus import open_corpus, use_corpus
     from packcorpus.train.loop.run_folder import RunFolder
     from packcorpus.train.machine import devices
 
     with or_stop_all():
         options = parser().parse_args(arguments)
+        use_corpus(options)
         config = config_of(options)
         corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
         config.check_evaluation(corpus.name, corpus.rows("validation"))
@@ -109,13 +105,12 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
             return
         devices.check_libraries()
     _set_environment()
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(printable(f"{action}; loading torch and the model"), file=sys.stderr, flush=True)
     count = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
     if count > 1:
-        while process.launch(count, arguments):
+        while process.launch(count, words_of(options)):
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
     with or_stop_all():
@@ -130,7 +125,7 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
         raise
     except Exception as error:
         if isinstance(error, process.Restart) and LAUNCHED not in os.environ:
-            process.restart(arguments, folder.last_reduction())
+            process.restart(words_of(options), folder.last_reduction())
         if (known := ranks.ring(error)) is not error:
             raise known from error
         raise

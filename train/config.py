@@ -1,4 +1,4 @@
-"""Read the settings of a run, and identify the model and adapter that they name.
+"""Read the command line and the settings of a run; identify model and adapter.
 
 train/qlora.yaml ─┐
                   ├─load_training_config─▶ TrainingConfig
@@ -13,18 +13,21 @@ import argparse
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.other_tools import Place, where_to_set
 from packcorpus.tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
 from packcorpus.tasks.storage.files import sha256_of
-from packcorpus.tasks.stores.urls import check_url, is_url, local_path_of, root_of
+from packcorpus.tasks.stores.urls import local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+# Name of the small Llama that is built from the seed, and of a real model for messages.
+TOY, EXAMPLE = "toy", "Qwen/Qwen3-8B"
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
 # Settings that cannot change the adapter, so a run may be resumed with other values. A different micro_batch changes
@@ -54,6 +57,16 @@ BEFORE_AUTO = {"fused_loss": False, "compile": False, "activation_checkpointing"
 # Defaults of earlier versions that are in the key of a run and have changed.
 FORMER = {"attention": "sdpa", "lora_dropout": 0.05}
 
+# Settings that the help lists first.
+BASIC = (
+    "base_model", "output", "epochs", "max_steps", "learning_rate", "tokens_per_step", "lora_r", "eval_every",
+)  # fmt: skip
+
+EPILOG = (
+    "Other commands: packcorpus train doctor, diagnose, merge, and chat, each with --help, and packcorpus certify. "
+    "Several machines or ranks: torchrun --nproc-per-node N -m packcorpus train CORPUS …"
+)
+
 # Options of removed settings lead to the error that says what to use.
 REMOVED_OPTIONS = [name for name in REMOVED if ":" not in name]
 
@@ -69,9 +82,12 @@ class TrainingConfig(BaseModel):
     """All settings of a training run except the corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    place: ClassVar[Place] = "training"
 
     base_model: Text | None = Field(
-        None, description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed."
+        None,
+        description="A local folder, a Hugging Face name, or toy: a small Llama with random weights, to try things "
+        "out. Required.",
     )
     tokenizer: Text | None = Field(
         None,
@@ -141,7 +157,7 @@ class TrainingConfig(BaseModel):
         "adamw_torch_fused", description="The 8-bit optimizer uses less memory."
     )
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
-        "auto", description="Peak learning rate; auto: 2e-4, or 2e-3 for the small Llama, whose weights are random."
+        "auto", description="Peak learning rate; auto: 2e-4, or 2e-3 for toy, whose weights are random."
     )
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Learning-rate schedule.")
     warmup: float = Field(0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises.")
@@ -191,6 +207,12 @@ class TrainingConfig(BaseModel):
     def _home(cls, path: str | None) -> str | None:
         return os.path.expanduser(path) if path else path
 
+    @field_validator("base_model")
+    @classmethod
+    def _toy(cls, name: str | None) -> str | None:
+        # Here and in records and keys, None is the toy: earlier versions trained it if no model was named.
+        return None if name == TOY else name
+
     @property
     def rate(self) -> float:
         """Return the learning rate in effect."""
@@ -235,61 +257,84 @@ class TrainingConfig(BaseModel):
             )
 
 
-def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:
-    """Read and check a training config; `overrides` maps keys to YAML texts."""
+def load_training_config(
+    path: Path = DEFAULT, overrides: dict[str, str] | None = None, *, needs_model: bool = False
+) -> TrainingConfig:
+    """Read and check a training config; `overrides` maps keys to YAML texts.
+
+    With `needs_model`, settings that name no base model are a UsageError.
+    """
     values = read_settings(path, REMOVED)
     for key, text in (overrides or {}).items():
         values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}", REMOVED)
     place = str(path)
     if overrides:
         place = "the command line" if path == DEFAULT else f"{path} with the command line"
+    if needs_model and values.get("base_model") is None:
+        raise UsageError(
+            "no_base_model",
+            f"base_model: is not set; name the model to train, such as --base-model {EXAMPLE}, or try everything with "
+            f"the tiny random model: --base-model {TOY}",
+        )
     return check_settings(TrainingConfig, values, place)
+
+
+UNKNOWN = "unrecognized arguments: "  # in messages of argparse
 
 
 class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
+        option = message.removeprefix(UNKNOWN).split()[0] if message.startswith(UNKNOWN) else ""
+        if elsewhere := where_to_set(option, "training"):
+            message = f"{message}; {elsewhere}"
         raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
 
 
 def settings_parser(prog: str, description: str) -> Parser:
     """Build a parser with the options shared by all commands that take a corpus."""
-    ours = Parser(prog=prog, description=description, allow_abbrev=False)
-    text = "a manifest (file, URL, name, or key), a corpus folder, or a folder of shards"
-    ours.add_argument("--manifest", type=local_path_of, required=True, help=text)
+    usage = f"{prog} [CORPUS] --base-model MODEL [OPTION…]"
+    ours = Parser(prog=prog, usage=usage, description=description, epilog=EPILOG, allow_abbrev=False)
+    text = "a manifest (file, URL, name, or key), a corpus folder, or a folder of shards (default: the latest corpus)"
+    ours.add_argument("corpus", nargs="?", metavar="CORPUS", type=local_path_of, help=text)
+    ours.add_argument("--manifest", type=local_path_of, help=argparse.SUPPRESS)  # the same, for programs
     text = "YAML file of settings (default: train/qlora.yaml)"
     ours.add_argument("--config", type=Path, metavar="FILE", default=DEFAULT, help=text)
-    text = "folder that contains data/ (default: this folder)"
-    ours.add_argument("--root", type=_local_root, metavar="FOLDER", default=Path(), help=text)
+    text = "folder that contains data/ and manifests/ (default: this folder)"
+    ours.add_argument("--root", type=root_of, metavar="FOLDER", default=Path(), help=text)
     ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
     ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
-    settings = ours.add_argument_group("settings (override those of the file)")
-    for name, field in TrainingConfig.model_fields.items():
+    basic = ours.add_argument_group("basic settings (override those of the file)")
+    expert = ours.add_argument_group("expert settings")
+    for name in (*BASIC, *(name for name in TrainingConfig.model_fields if name not in BASIC)):
+        field = TrainingConfig.model_fields[name]
         text = (field.description or "").replace("%", "%%")
         if field.default is not None:
             default = str(field.default).lower() if isinstance(field.default, bool) else field.default
             text += f" (default: {default})"
-        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
+        values = "MODEL" if name == "base_model" else _values(field)
+        group = basic if name in BASIC else expert
+        group.add_argument(_option(name), dest=f"set_{name}", metavar=values, help=text)
     for name in REMOVED_OPTIONS:
-        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", help=argparse.SUPPRESS)
+        expert.add_argument(_option(name), dest=f"set_{name}", help=argparse.SUPPRESS)
     return ours
 
 
-def _local_root(text: str) -> Path:
-    """Return the folder of the outputs, which is never in a bucket."""
-    if is_url(text) and check_url(text) != "file":
-        raise UsageError(
-            "url_not_supported",
-            f"--root {text}: training writes to a local folder; pass a local folder as --root, and the URL of "
-            "the manifest as --manifest",
-        )
-    return root_of(text)
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def config_of(options: argparse.Namespace) -> TrainingConfig:
     """Return the settings of the config file, overridden by the options."""
-    return load_training_config(options.config, overrides(options))
+    return load_training_config(options.config, overrides(options), needs_model=True)
+
+
+def words_of(options: argparse.Namespace) -> list[str]:
+    """Return the command line of a process that does the same."""
+    words = ["--manifest", str(options.manifest), "--root", str(options.root), *["--debug"] * options.debug]
+    words += [] if options.config == DEFAULT else ["--config", str(options.config)]
+    return [*words, *(f"{_option(name)}={text}" for name, text in overrides(options).items())]
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str]:

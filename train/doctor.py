@@ -25,9 +25,10 @@ from rich.text import Text
 
 from packcorpus.tasks.core.errors import PackError, PartMissing, UsageError
 from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import checked_folder
 from packcorpus.tasks.storage.manifest import load_manifest
-from packcorpus.train.config import Parser, load_training_config
+from packcorpus.train.config import TOY, Parser, load_training_config
 from packcorpus.train.data.corpus import open_corpus
 from packcorpus.train.machine import devices
 from packcorpus.train.measures import advise
@@ -43,8 +44,6 @@ DISK_FIX = "models and checkpoints need more: free some space, or set `output`"
 CORPORA = 3  # newest corpora whose tokenizers are compared with AutoTokenizer
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-
-INSTALL = "make extras"
 
 # Packages with kernels for convolutions, scans, and linear attention. transformers uses them if they are installed.
 STATE_KERNELS = ("causal-conv1d", "mamba-ssm", "flash-linear-attention")
@@ -76,7 +75,8 @@ def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
 def parser() -> Parser:
     """Build the parser of the command."""
     text = "Report what this machine can train with or, with --base-model, which rows of a model fit on which card."
-    ours = Parser(prog="python -m train doctor", description=text, allow_abbrev=False)
+    prog = "packcorpus train doctor"
+    ours = Parser(prog=prog, usage=f"{prog} [OPTION…]", description=text, allow_abbrev=False)
     text = "a folder with a config.json, or a Hugging Face name, of which only config.json is downloaded"
     ours.add_argument("--base-model", metavar="MODEL", help=text)
     text = "corpus whose row lengths and trained tokens are used: a manifest, a name, or a folder"
@@ -88,6 +88,8 @@ def parser() -> Parser:
 def _show_what_fits(base: str, corpus: str | None, console: Console) -> int:
     opened = open_corpus(corpus) if corpus else None
     settings = load_training_config(overrides={"base_model": json.dumps(base)})
+    if settings.base_model is None:
+        raise UsageError("bad_command_line", f"--base-model {TOY}: fits on every card; name the model to estimate")
     devices.check_libraries()
     from packcorpus.train import fits
 
@@ -103,7 +105,9 @@ def examine() -> list[Finding]:
             findings += [*_gpus(), *_compute(), *_tokenizers()]
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
-            findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
+            findings.append(
+                Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {devices.how_to_install()}")
+            )
     findings += [Finding("warning", "WSL", advice.name, advice.action) for advice in advise({"wsl": devices.is_wsl()})]
     memory, disk = devices.free_memory(), devices.free_disk(Path("data"))
     for topic, free, little, text, fix in (
@@ -112,7 +116,7 @@ def examine() -> list[Finding]:
     ):
         text = f"{free / GIB:.1f} GiB {text}"
         findings.append(Finding("warning", topic, text, fix) if free < little else Finding("ok", topic, text))
-    return [*findings, Finding("ok", "CPU", f"{devices.cpus()} cores")]
+    return [*findings, Finding("ok", "CPU", f"{cores()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -148,20 +152,20 @@ def _libraries() -> Iterator[Finding]:
         yield Finding("ok", "Python", version)
     else:
         text = f"{version} is not supported ({wanted} is required)"
-        yield Finding("problem", "Python", text, "make clean, then make PYTHON=python3.12")
+        yield Finding("problem", "Python", text, "use a Python of that range")
     if reason:
         text, _, fix = reason.partition("; ")
         yield Finding("problem", "packcorpus", text, fix)
         return
-    good = []
+    good, install = [], devices.how_to_install()
     for package, wanted in devices.training_needs().items():
         installed = devices.version_of(package)
         if installed is None:
-            yield Finding("problem", package, f"not installed; {wanted} is required", INSTALL)
+            yield Finding("problem", package, f"not installed; {wanted} is required", install)
         elif in_range(installed, wanted):
             good.append(f"{package} {installed}")
         else:
-            yield Finding("problem", package, f"{installed} is not supported ({wanted} is required)", INSTALL)
+            yield Finding("problem", package, f"{installed} is not supported ({wanted} is required)", install)
     if good:
         yield Finding("ok", "libraries", ", ".join(good))
 

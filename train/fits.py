@@ -121,7 +121,7 @@ def show(found: Fits, console: Console) -> None:
         sizes = {how: found.rows(card, how, length) for how in (False, True)}
         how = sizes[False] * length < ENOUGH
         if not sizes[how]:
-            missing.append(f"{card} GB: {_why(found.estimate(True, 1, length), usable_bytes(card))}")
+            missing.append(f"{card} GB: {_why(found, card, length)}")
             continue
         parts = _groups(found.estimate(how, sizes[how], length))
         table.add_row(f"{card} GB", str(sizes[how]), str(how).lower(), *(f"{size / 1e9:.1f}" for size in parts))
@@ -147,14 +147,20 @@ def _groups(estimate: Estimate) -> list[float]:
     return [weights, adapter, activations, parts[LOGITS], estimate.total]
 
 
-def _why(least: Estimate, usable: float) -> str:
-    """Return why one row does not fit."""
-    weights, adapter, activations, loss, total = (size / 1e9 for size in _groups(least))
-    if weights + adapter > usable / 1e9:
-        return f"does not fit: weights, adapter, and optimizer alone need {weights + adapter:.1f} GB"
+def _why(found: Fits, card: int, length: int) -> str:
+    """Return why one row does not fit, and what to change first."""
+    usable = usable_bytes(card) / 1e9
+    weights, adapter, activations, loss, total = (size / 1e9 for size in _groups(found.estimate(True, 1, length)))
+    if weights + adapter > usable:
+        return (
+            f"does not fit: weights, adapter, and optimizer alone need {weights + adapter:.1f} GB of {usable:.1f}; use "
+            "a smaller model, or several GPUs with sharding: full"
+        )
+    shorter = max((size for size in found.lengths if size < length and found.rows(card, True, size)), default=0)
+    fix = f"pack rows of {shorter:,} tokens, which fit" if shorter else "pack rows of fewer tokens"
     return (
-        f"does not fit: one row needs {total:.1f} GB of {usable / 1e9:.1f}, of which {activations:.1f} GB for "
-        f"activations and {loss:.1f} GB for the loss; pack shorter rows"
+        f"does not fit: one row needs {total:.1f} GB of {usable:.1f}, of which {activations:.1f} GB for activations "
+        f"and {loss:.1f} GB for the loss; first {fix}, or else set activation_checkpointing: offload"
     )
 
 

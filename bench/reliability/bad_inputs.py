@@ -1,6 +1,6 @@
-"""Write docs/reference/bad-inputs.md: the message for each bad input.
+"""Write tests/properties/bad_inputs.md: the message for each bad input.
 
-    make bad-inputs      (or: python bench/reliability/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
+    make bad-inputs      (or: python bench/reliability/bad_inputs.py [--only 16] [--write FILE])
 
 The script runs the real commands on all bad inputs.
 """

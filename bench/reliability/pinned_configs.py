@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,9 @@ def pinned(folder: Path) -> dict[str, Pinned]:
 
     `folder` gets the generated sources.
     """
-    found = _of_sample() | _of_generated(folder)
-    return found | (_of_corpora() if (SHARED / "corpora").is_dir() else {})
+    found = _of_sample() | _of_generated(folder) | (_of_corpora() if (SHARED / "corpora").is_dir() else {})
+    # The default of overlong was truncate in earlier versions.
+    return {name: replace(case, config={"overlong": "truncate"} | case.config) for name, case in found.items()}
 
 
 def _of_sample() -> dict[str, Pinned]:
@@ -122,7 +123,7 @@ def _of_sample() -> dict[str, Pinned]:
     It has every record format, and its tokenizer is trained.
     """
     own = yaml.safe_load((SAMPLE / "corpus.yaml").read_text())
-    own |= own.pop("advanced", {})  # earlier versions have one level
+    own |= own.pop("advanced", {}) | {"overlong": "truncate"}  # earlier versions have one level
     base = own | {"sources": [entry | {"path": str(SAMPLE / entry["path"])} for entry in own["sources"]]}
     weights = [0.5, 1, 0.25, 1, 0.75, 1, 1, 1, 0.1, 1]
     weighted = [entry | {"weight": weight} for entry, weight in zip(base["sources"], weights, strict=True)]

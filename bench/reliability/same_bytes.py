@@ -149,6 +149,8 @@ def compare(name: str, given: Pinned, checkout: Path, work: Path, kept: Path, tr
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "corpus.yaml").write_text(config)
         (folder / "template.jinja").write_text(given.template)
+    if given.config["overlong"] == "split":  # earlier versions split at any token, and do not know the setting
+        (new / "corpus.yaml").write_text(config + "advanced: {split_at: tokens}\n")
     theirs, ours = pack_with_older(checkout, old), packcorpus(new, "pack", "--quiet")
     if theirs.returncode and theirs.returncode == ours.returncode:
         one, other = (done.stderr.replace(str(folder), "") for done, folder in ((theirs, old), (ours, new)))

@@ -64,13 +64,13 @@ def rank(manifest: Path, steps: int, folder: Path) -> None:
     from packcorpus.tasks.core.numbers import shuffle
     from packcorpus.train.data.corpus import open_corpus
     from packcorpus.train.data.dataset import PackedDataset
-    from packcorpus.train.loop.feed import balance_of, line_of_rows
+    from packcorpus.train.data.steps import balance_of, line_of_rows
 
     torch.set_num_threads(1)
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=me, world_size=ranks)
     corpus = open_corpus(manifest)
-    rows, balance = PackedDataset(corpus), balance_of(corpus)
+    rows, balance = PackedDataset(corpus), balance_of(corpus.manifest)
     order = shuffle(len(rows), 0, 0) if balance is None else line_of_rows([len(rows)], balance, 0, 0)
     bounds: list[int] = []
 

@@ -1,7 +1,7 @@
 """The `packcorpus` command.
 
-    packcorpus init PATH…                       packcorpus check CONFIG
-    packcorpus pack CONFIG                      packcorpus train [CORPUS] [OPTION…]
+    packcorpus init PATH…                       packcorpus check CONFIG | DATA…
+    packcorpus pack CONFIG | DATA…              packcorpus train [CORPUS] [OPTION…]
     packcorpus part CONFIG --stage NAME --share I/N
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
     packcorpus list                             packcorpus diff BEFORE AFTER
@@ -9,7 +9,7 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
-    packcorpus certify RUN [--merged FOLDER]
+    packcorpus certify RUN [--merged FOLDER]    packcorpus skill
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -35,19 +35,28 @@ from packcorpus.tasks.cli.options import (
     DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
+    ConfigOrDataArgument,
+    DraftedLengthOption,
     JsonOption,
     ManifestArgument,
+    NameOption,
     RootOption,
     SequenceLengthOption,
+    TemplateOption,
+    TokenizerOption,
     default_config,
     manifest_argument,
+    number,
     option,
+    positive,
     print_lines,
     print_view,
+    value_as_json,
 )
 from packcorpus.tasks.core.error_codes import DATA
 from packcorpus.tasks.core.errors import Interrupted, UsageError
 from packcorpus.tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
+from packcorpus.tasks.core.other_tools import where_to_set
 from packcorpus.tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
 from packcorpus.tasks.stores.urls import local_path_of
 
@@ -82,7 +91,12 @@ def _options(
 
 @app.command()
 def init(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
+    tokenizer: TokenizerOption = "",
+    template: TemplateOption = "",
+    sequence_length: DraftedLengthOption = "",
+    name: NameOption = "",
+    full: Annotated[bool, typer.Option("--full", help="Write every setting, with its description.")] = False,
     output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = DEFAULT_CONFIG,
     format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
     columns: Annotated[
@@ -99,47 +113,70 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Inspect data files and write a commented config for them."""
-    from packcorpus.tasks.dry_run.config_draft import write_draft
+    """Inspect data files and write a config for them.
 
-    draft = write_draft(paths, output, force, format, columns or (), roles or (), ignore or ())
+    The config has about ten lines: the files, the tokenizer, its template, and a length of rows that 99 % of the
+    conversations fit.
+    """
+    from packcorpus.tasks.cli.data_config import chooser
+    from packcorpus.tasks.dry_run.config_draft import settings_of_sources, write_draft
+    from packcorpus.tasks.dry_run.given import Given
+
+    of_sources = settings_of_sources(format, columns or (), roles or (), ignore or ())
+    given = Given(tokenizer, template, sequence_length, name, of_sources)
+    draft = write_draft(paths, output, force, given, full, chooser(json_output))
     next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
     summary = draft.summary()
-    value = {"config": output, "settings": draft.values, "found": summary}
+    value = {"config": output, "settings": draft.values, "found": summary, "will_fail": draft.will_fail}
     print_lines(value, [*summary, next_step], json_output)
 
 
 @app.command()
 def check(
-    path: ConfigArgument = None,
-    config: Annotated[Path | None, option("FILE", "Same as CONFIG.", hidden=True)] = None,
+    paths: ConfigOrDataArgument = None,
+    config: Annotated[Path | None, option("FILE", "Same as CONFIG.", hidden=True, readable=False)] = None,
+    tokenizer: TokenizerOption = "",
+    template: TemplateOption = "",
     sequence_length: SequenceLengthOption = "",
+    name: NameOption = "",
     batch_size: Annotated[
-        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", min=1)
+        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", parser=positive)
     ] = None,
-    tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
+    tokens_per_step: Annotated[
+        int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", parser=positive)
+    ] = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
-    ] = 2,
+        int | None,
+        option("N", "Worker processes, for the time estimate. Default: as for `pack`.", parser=positive),
+    ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
     """Predict the result of a run from a sample of every source.
 
-    It takes seconds and writes nothing. The exit code is 65 if the run would fail.
+    It takes seconds and writes nothing. The exit code is 65 if the run would fail. For data without a config, settings
+    are those that `pack` would write.
     """
-    if path and config:
-        raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
-    config = path or config or default_config()
+    if paths and config:
+        raise UsageError("bad_command_line", f"{paths[0]} and --config {config}: name one config")
+    words = [str(config)] if config else list(paths or ())
     from packcorpus.tasks.cli.check_view import show_prediction
+    from packcorpus.tasks.cli.data_config import chooser, config_for, find_config
     from packcorpus.tasks.config import load_config
     from packcorpus.tasks.dry_run.dry_run import predict
+    from packcorpus.tasks.dry_run.given import Given
 
-    settings = load_config(config, sequence_length)
+    given = Given(tokenizer, template, sequence_length, name)
+    config = find_config(words, given)
+    if config:
+        settings, folder = load_config(config, sequence_length), config.parent
+    else:
+        (settings, draft), folder = config_for(words, given, root, chooser(json_output)), Path()
+        print_lines(None, draft.summary() if draft and not json_output else [], False)
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    prediction = changed(predict(settings, config.parent, root, workers, batches=batches), config=config)
+    prediction = changed(predict(settings, folder, root, workers or 0, batches=batches), config=config)
     print_view(prediction, show_prediction, json_output)
     if prediction.run_fails:
         raise typer.Exit(DATA)
@@ -147,9 +184,14 @@ def check(
 
 @app.command()
 def pack(
-    config: ConfigArgument = None,
+    paths: ConfigOrDataArgument = None,
+    tokenizer: TokenizerOption = "",
+    template: TemplateOption = "",
     sequence_length: SequenceLengthOption = "",
-    workers: Annotated[int | None, option("N", "Worker processes. Default: 2.")] = None,
+    name: NameOption = "",
+    workers: Annotated[
+        int | None, option("N", "Worker processes. Default: one per usable core.", parser=number)
+    ] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
@@ -165,14 +207,20 @@ def pack(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
 ) -> None:
-    """Pack the corpus of a config.
+    """Pack the corpus of a config, or of data without one.
 
+    For data, the settings are decided as by `init`, and written to NAME.yaml; the same command uses that file again.
     An interrupted run resumes. If the corpus is complete, the command does nothing. The last line of standard output is
-    the path of the manifest. Equivalent to: luigi --module pipeline PackCorpus --config CONFIG
+    the path of the manifest. For a config, equivalent to: luigi --module pipeline PackCorpus --config CONFIG
     """
-    config = config or default_config()
     from packcorpus.tasks.cli import start
+    from packcorpus.tasks.cli.data_config import chooser, find_config, write_config
+    from packcorpus.tasks.dry_run.given import Given
 
+    given, words = Given(tokenizer, template, sequence_length, name), list(paths or ())
+    config = find_config(words, given)
+    if not config:
+        config, sequence_length = write_config(words, given, root, json_output, quiet, chooser(json_output)), ""
     options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
     options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
     options += [f"--on={on}"] * bool(on)
@@ -209,14 +257,14 @@ def part(
 # All options of `train` are passed on, including --help.
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    options_metavar="[CORPUS] [OPTION]...",
+    options_metavar="[CORPUS] --base-model MODEL [OPTION]...",
 )
 def train(context: typer.Context) -> None:
     """Train a QLoRA adapter on a corpus.
 
-    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run. All
-    options are passed to `python -m train`. `packcorpus train doctor` reports what this machine can use for training,
-    and `packcorpus train merge RUN` merges an adapter into its base model.
+    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run.
+    `packcorpus train doctor` reports what this machine can use for training, `diagnose` which settings train faster,
+    `merge RUN` merges an adapter into its base model, and `chat RUN` talks to the result.
     """
     from packcorpus.tasks.cli import start
 
@@ -232,7 +280,7 @@ def certify(context: typer.Context) -> None:
 
     RUN is a training run, as for `packcorpus train merge`. Token ids, the chat template, names of the adapter, stop
     tokens, weights, and logits are compared, also of the merged model if there is one. The exit code is 65 if what is
-    served is not what was trained. All options are passed to `python -m train certify`.
+    served is not what was trained.
     """
     from packcorpus.tasks.cli import start
 
@@ -252,21 +300,30 @@ def inspect(
             autocompletion=complete_file,
         ),
     ] = None,
-    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.")] = None,
+    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.", parser=number)] = None,
     split: Annotated[
         str | None,
         option("NAME", "The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths."),
     ] = None,
     conversation: Annotated[
-        int | None, option("N", "Show the conversation with number N in the index (#N in a row).")
+        int | None,
+        option("N", "Show the conversation with number N in the index (#N in a row).", parser=number),
     ] = None,
-    at: Annotated[str | None, option("FILE:LINE", "Show the conversation of this source line, with its row.")] = None,
-    line: Annotated[int | None, option("N", "For a source file: show its line (or record) N; 1 is the first.")] = None,
+    at: Annotated[
+        str | None,
+        option("FILE:LINE", "Show the conversation of this source line, or of a record's `id` (FILE:ID or ID)."),
+    ] = None,
+    line: Annotated[
+        int | None,
+        option("N", "For a source file: show its line (or record) N; 1 is the first.", parser=number),
+    ] = None,
     search: Annotated[str | None, option("TEXT", "Show the conversations that contain TEXT.")] = None,
     rejects: Annotated[
         bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="The maximum number of results to list.")
+    ] = 20,
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
     ] = False,
@@ -294,7 +351,12 @@ def diff(
     before: Annotated[Path, manifest_argument("BEFORE")],
     after: Annotated[Path, manifest_argument("AFTER", "The corpus to compare it with.")],
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="List at most N removed and N added conversations; all are counted.")
+        int,
+        typer.Option(
+            parser=positive,
+            metavar="N",
+            help="List at most N removed and N added conversations; all are counted.",
+        ),
     ] = 10_000,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -436,6 +498,16 @@ def push(
     print_lines(done, [f"{done.url}: {news}; commit {done.commit}"], json_output)
 
 
+@app.command()
+def skill(json_output: JsonOption = False) -> None:
+    """Print a page for coding agents: how to prepare a dataset.
+
+    To keep it as a skill: packcorpus skill > .claude/skills/packcorpus/SKILL.md
+    """
+    page = Path(__file__).with_name("skill.md").read_text(encoding="utf-8")
+    print(value_as_json({"page": page}) if json_output else page.rstrip())
+
+
 # The exit code that typer returns for a KeyboardInterrupt.
 _INTERRUPTED = 130
 
@@ -459,7 +531,11 @@ def main() -> None:
         if error.ctx is None and arguments[0] in typer.main.get_group(app).commands:  # an option lacks its value
             command = arguments[0]
         help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
-        failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see {help_command}")
+        message = error.format_message().rstrip(".")
+        unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+        if elsewhere := where_to_set(unknown, "command"):
+            message = f"{unknown}: no such option; {elsewhere}"
+        failure = UsageError("bad_command_line", f"{message}; see {help_command}")
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             raise

@@ -35,8 +35,8 @@ from packcorpus.tasks.cli.corpus_view import (
 from packcorpus.tasks.core.printable import counted, duration, in_bytes, lengths_in_words, printable, printable_lines
 from packcorpus.tasks.corpus.summary import (
     NOTICED_NAMES,
-    SHARE_NOTE,
     Fact,
+    explain_losses,
     mixture_table,
     noticed_facts,
     setting_facts,
@@ -59,6 +59,8 @@ def show_prediction(run: Prediction, console: Console) -> None:
     say(console, name, f"  {sampled}, {size}", ("  nothing was written", "dim"))
     for failure in run.failures:
         indented(console, single(Text(printable_lines(failure), "bold yellow")))
+    for line in explain_losses(run.ledger, "" if run.whole else "about "):
+        indented(console, single(Text(line, "bold")))
     tokenizer = run.tokenizer
     origin = "trained on the sample (a run trains it on all sources)" if tokenizer.trained_here else tokenizer.name
     facts = [
@@ -96,7 +98,7 @@ def _print_sources(run: Prediction, console: Console) -> None:
         counts = [source.conversations, source.rejected, source.tokens, source.trained_tokens]
         remark = f"{source.format}, {source.looked_at:,} sampled"
         lines.append(SourceLine(source.path, remark, counts, (count, other, other, other)))
-    print_sources(lines, [SHARE_NOTE] * bool(mixture_table(run.mixture, run.settings["weighting"])), console)
+    print_sources(lines, run.ledger, bool(mixture_table(run.mixture, run.settings["weighting"])), console)
     if others := run.files - len(run.sources):
         text = (
             f"  {counted(others, 'file')} not read: each is assumed to resemble a file above and is included in the "
@@ -168,12 +170,17 @@ def _print_figures(run: Prediction, console: Console) -> None:
     facts += [
         Fact("on disk", f"~ {in_bytes(sum(run.bytes_on_disk.values()))}", note=sizes),
         Fact("memory", f"~ {in_bytes(run.peak_memory_bytes)}", note="of the largest process"),
-        Fact("time", f"~ {duration(run.seconds)}", note=f"with {counted(run.workers, 'worker')} on idle cores"),
+        Fact("time", f"~ {duration(run.seconds)}", note=_workers(run)),
     ]
     print_facts(facts, console)
     if noticed_facts(run.noticed) or run.noticed.keys() & NOTICED_NAMES:
         heading(console, "Noticed", "in the sample")
         print_noticed(run.noticed, console)
+
+
+def _workers(run: Prediction) -> str:
+    cores = "core" if run.cores == 1 else "cores"
+    return f"with {counted(run.workers, 'worker')} on {run.cores:,} usable {cores}, if idle"
 
 
 def _print_steps(run: Prediction, console: Console) -> None:

@@ -27,6 +27,7 @@ from packcorpus.tasks.corpus.summary import (
     content_notes,
     content_tokens,
     conversation_facts,
+    explain_losses,
     fit_to_width,
     ledger_notes,
     mixture_table,
@@ -53,13 +54,14 @@ def show_overview(overview: Overview, console: Console) -> None:
     """Render the overview of a corpus."""
     manifest, settings = overview.content, overview.content.config
     _print_head(overview, console)
+    for line in explain_losses(manifest.ledger):
+        indented(console, single(Text(line, "bold")))
     mixture = mixture_table(manifest.mixture, settings.get("weighting"))
-    notes = ["trained: in all rows, including copies"] * bool(manifest.ledger.tokens.repeated)
     sources = [
         SourceLine(one.path, one.format, [one.conversations, one.rejected, one.tokens, one.trained_tokens])
         for one in manifest.sources
     ]
-    print_sources(sources, [*notes, *[SHARE_NOTE] * bool(mixture)], console)
+    print_sources(sources, manifest.ledger, bool(mixture), console)
     print_mixture(manifest.mixture, settings.get("weighting"), console)
     heading(console, "Ledger")
     print_ledger(manifest.ledger, settings, manifest.packing_metadata.rows, console)
@@ -91,7 +93,7 @@ def _print_head(overview: Overview, console: Console) -> None:
         folder = str(overview.corpus.relative_to(here) if inside else overview.corpus)
     origin = ", trained on these sources" if tokenizer.trained_here else ""
     facts = [
-        Fact("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
+        Fact("tokenizer", f"{manifest.tokenizer_name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
         Fact("template", manifest.template.name),
         *setting_facts(manifest.config),
         Fact("corpus", folder),
@@ -128,10 +130,16 @@ class SourceLine(NamedTuple):
     marks: Sequence[str] = ("", "", "", "")
 
 
-def print_sources(sources: Sequence[SourceLine], notes: Sequence[str], console: Console) -> None:
-    """Print the figures of each source file, and their sum."""
+def print_sources(sources: Sequence[SourceLine], ledger: Ledger, is_mixed: bool, console: Console) -> None:
+    """Print the figures of each source file, and their sum.
+
+    Each token is counted once. If there are copies, trained tokens are known only with all copies, and are left out.
+    """
     folder = common_folder([source.path for source in sources])
-    heading(console, "Sources", "; ".join([f"below {printable(folder)}"] * bool(folder) + [*notes]))
+    notes = [f"below {printable(folder)}"] * bool(folder) + [SHARE_NOTE] * is_mixed
+    notes += ["without copies"] * (ledger.has_copies and not is_mixed)
+    heading(console, "Sources", "; ".join(notes))
+    shown_counts = 3 if ledger.has_copies else 4
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
     table.show_footer = len(sources) > 1
@@ -140,7 +148,8 @@ def print_sources(sources: Sequence[SourceLine], notes: Sequence[str], console: 
     table.add_column("file", f"{len(sources):,} files", overflow="fold")
     if wide:
         table.add_column("format")
-    for name, mark, value in zip(("read", "rejected", "tokens", "trained"), marks, total, strict=True):
+    names_of_counts = ("read", "rejected", "tokens", "trained")[:shown_counts]
+    for name, mark, value in zip(names_of_counts, marks, total, strict=False):
         table.add_column(name, f"{mark}{value:,}", justify="right", no_wrap=True)
     table.add_column("share", "100 %", justify="right", no_wrap=True)
     shown = [*sources[:SHOWN_SOURCES]]
@@ -151,7 +160,7 @@ def print_sources(sources: Sequence[SourceLine], notes: Sequence[str], console: 
         names = [Text(printable(source.path.removeprefix(folder))), Text(source.remark, "dim")]
         if not wide:
             names = [Text("\n" * bool(source.remark)).join(names)]
-        cells = zip(source.marks, source.counts, strict=True)
+        cells = [*zip(source.marks, source.counts, strict=True)][:shown_counts]
         share = f"{100 * source.counts[2] / max(total[2], 1):.1f} %"
         table.add_row(*names, *(Text(f"{mark}{n:,}" if n else "0", "" if n else "dim") for mark, n in cells), share)
     indented(console, table)
@@ -231,11 +240,11 @@ def print_noticed(noticed: Mapping[str, Any], console: Console) -> None:
     if table.rows:
         indented(console, table)
     for line in explain_undefined(noticed.get("undefined_names", {})):
-        say(console, (f"  {line}", "dim"))
+        print_remark(line, console)
     for line in unknown_markers(noticed):
-        say(console, (f"  {line}", "yellow"))
+        print_remark(line, console)
     if lines := content_tokens(noticed.get("content_tokens", {})):
-        say(console, (f"  tokens written by content: {', '.join(lines)}", "dim"))
+        print_remark(f"tokens written by content: {', '.join(lines)}", console)
     for number, line in enumerate(unused_keys(noticed.get("unused_keys", {}))):
         if not number:
             say(console, ("  unused keys, with their counts", "dim"))
@@ -267,12 +276,20 @@ def show_list(listing: Listing, console: Console) -> None:
             continue
         full = "-" if one.packing_efficiency is None else f"{one.packing_efficiency:.2f} %"
         finished = printable((one.finished or "")[:16].replace("T", " ")) or "-"
+        if one.is_gone:
+            finished = "folder missing"
+        if one.differs:
+            texts = {key: str(value) for key, value in one.differs.items()}
+            values = [f"{key}: {text if len(text) <= CUT else f'{text[: CUT - 1]}…'}" for key, text in texts.items()]
+            more = f" and {len(values) - MOST_DIFFERENCES:,} more" * (len(values) > MOST_DIFFERENCES)
+            name = Text.assemble(name, "\n", (f"  {printable(', '.join(values[:MOST_DIFFERENCES]))}{more}", "dim"))
         table.add_row(name, ", ".join(f"{n:,}" for n in one.row_lengths), f"{one.rows:,}", full, finished)
     whole(console, table)
 
 
 SHOWN = 20  # sources or conversations to list; twice as many settings or figures
 CUT = 72  # characters of a value or text
+MOST_DIFFERENCES = 6  # settings in which corpora of one name differ
 
 
 def show_difference(difference: Difference, console: Console) -> None:
@@ -347,8 +364,11 @@ WORDS = {
     "ledger.reasoning.unwritten": "reasoning that the template leaves out:",
     "ledger.pieces.packed": "pieces",
     "ledger.pieces": "pieces",
+    "ledger.pieces.later": "pieces without the beginning",
+    "ledger.pieces.inside": "pieces that begin within a turn",
+    "ledger.pieces.repeated_tokens": "tokens before later pieces",
     "ledger.tokens.separators": "separators",
-    "ledger.tokens.repeated": "tokens of copies",
+    "ledger.tokens.repeated": "tokens repeated",
     "ledger.tokens.padding": "padding",
     "ledger.tokens.alignment": "padding of align",
     "ledger.tokens.trained_truncated": "trained tokens of truncated",
@@ -371,6 +391,8 @@ def _named_as_inspect(change: Change) -> list[Change]:
     name, before, after = change.name, change.before, change.after
     if name.startswith("ledger."):  # a reason that is not listed has a count of 0
         before, after = before or 0, after or 0
+        if before == after:
+            return []
     if name in WORDS:
         return [Change(WORDS[name], before, after)] * bool(WORDS[name])
     if name.startswith("content."):

@@ -12,6 +12,7 @@ import typer
 
 from packcorpus.tasks.core.errors import InputMissing
 from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.core.printable import digits_of
 from packcorpus.tasks.inspection.manifests import complete_manifest
 from packcorpus.tasks.stores.urls import local_path_of, root_of
 
@@ -27,6 +28,21 @@ def manifest_argument(metavar: str, help_text: str = _MANIFEST) -> Any:
         help=help_text,
         autocompletion=complete_manifest,
     )
+
+
+def number(text: str) -> int:
+    """Parse an integer, which may be as messages show it: 22,298, or #22,298."""
+    try:
+        return int(digits_of(str(text)))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid integer.") from None
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1 like `number`."""
+    if (value := number(text)) < 1:
+        raise typer.BadParameter(f"{value} is not in the range x>=1.")
+    return value
 
 
 def option(metavar: str, help_text: str, **settings: Any) -> Any:
@@ -53,14 +69,43 @@ RootOption = Annotated[
     ),
 ]
 
-SequenceLengthOption = Annotated[str, option("N", "Override the config's sequence_length.")]
+SequenceLengthOption = Annotated[
+    str, option("N", "Override the config's sequence_length. For data without a config, default: 99 % fit.")
+]
+DraftedLengthOption = Annotated[str, option("N", "Tokens in a row. Default: 99 % of the conversations fit.")]
+TokenizerOption = Annotated[
+    str,
+    option(
+        "PATH|NAME",
+        "For data: the tokenizer of your model, a folder, file, or name on the Hub. Default: the only one nearby.",
+    ),
+]
+TemplateOption = Annotated[
+    str, option("TEMPLATE", "For data: built-in name, `tokenizer`, or Jinja file. Default: the tokenizer's own.")
+]
+NameOption = Annotated[str, option("NAME", "For data: the name of the corpus. Default: that of the first path.")]
 
 # The config that `init` writes, and other commands read, if no config is named.
 DEFAULT_CONFIG = Path("corpus.yaml")
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
+    typer.Argument(
+        metavar="CONFIG",
+        show_default=False,
+        readable=False,
+        help=f"The config of the corpus. Default: {DEFAULT_CONFIG}.",
+    ),
+]
+
+ConfigOrDataArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG|DATA",
+        show_default=False,
+        help="The config of the corpus, or its data: files, folders, globs, URLs, or datasets on the Hub. "
+        f"Default: {DEFAULT_CONFIG}.",
+    ),
 ]
 
 JsonOption = Annotated[

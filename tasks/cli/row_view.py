@@ -120,6 +120,7 @@ def _print_piece(label: str, piece: Piece, console: Console) -> None:
             facts.append("truncated")
         if piece["first"] or piece.get("pieces", 1) > 1:
             facts.append(f"piece {piece['piece']} of {piece['pieces']}, from its token {piece['first']:,}")
+            facts += [f"after its first {piece['repeated']:,}"] * bool(piece.get("repeated"))
     print_title(console, label, piece["origin"] + turn_of(piece), facts)
     print_hanging(console, text_of(piece["spans"]))
     if _has_tokens(piece):
@@ -192,7 +193,8 @@ def show_search(result: SearchResult, console: Console) -> None:
     elif result.more:
         console.print(Text(f"the first {result.limit:,}; use --limit for more", "dim"))
     else:
-        console.print(Text(counted(len(result.conversations), "conversation"), "dim"))
+        samples = f", {len(result.conversations):,} samples" * (len(result.conversations) > result.count)
+        console.print(Text(f"{counted(result.count, 'conversation')}{samples}", "dim"))
 
 
 def _line_of(excerpt: Excerpt, search: str) -> Text:

@@ -1,10 +1,8 @@
 """Start a run or a training in place of this process, or run one stage.
 
     packcorpus pack CONFIG             ─▶ luigi --module pipeline PackCorpus --config CONFIG
-    packcorpus train CORPUS            ─▶ python -m train --manifest MANIFEST
-    packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
-    packcorpus train merge …           ─▶ python -m train merge …
-    packcorpus certify RUN             ─▶ python -m train certify RUN
+    packcorpus train …                 ─▶ python -m packcorpus.train …
+    packcorpus certify RUN             ─▶ python -m packcorpus.train certify RUN
     packcorpus part CONFIG             ─▶ a stage, or a share of it, in this process
 
 This package imports neither `pipeline` nor `train`. The new process keeps the terminal, the signals, and the process
@@ -23,11 +21,7 @@ from typing import Any, NoReturn
 from packcorpus.tasks.core.errors import UsageError
 from packcorpus.tasks.core.messages import JSON
 from packcorpus.tasks.core.printable import suggest, with_urls
-from packcorpus.tasks.inspection.manifests import find_manifest
-from packcorpus.tasks.stores.urls import local_path_of, root_of, url_of
-
-# Commands of `python -m train` that take no corpus. A corpus with such a name must be given with --manifest.
-COMMANDS = ("doctor", "merge", "certify")
+from packcorpus.tasks.stores.urls import url_of
 
 
 def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
@@ -37,34 +31,11 @@ def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
 
 
 def train(arguments: list[str]) -> NoReturn:
-    """Train on a corpus, or diagnose it, or run a command of COMMANDS.
-
-    The first argument, after `diagnose` if it is given, names the corpus unless it is an option or a command. All
-    other arguments are passed on. Raises InputMissing, UsageError, or DataError if there is no such corpus.
-    """
+    """Run a command of `train`, which reads all arguments but --json."""
     words = [word for word in arguments if word != "--json"]
     if words != arguments:
         os.environ[JSON] = "1"
-    named = {word.partition("=")[0] for word in words}
-    verb = [words.pop(0)] if words[:1] == ["diagnose"] else []
-    if words[:1] not in ([command] for command in COMMANDS) and not named & {"--manifest", "--help", "-h"}:
-        corpus = local_path_of(words.pop(0)) if words and not words[0].startswith("-") else None
-        root = _root_of(words)
-        if not corpus or not any(corpus.glob("*.arrow")):  # not a corpus folder, or shards without a manifest
-            corpus = find_manifest(corpus, root)
-        words = ["--manifest", str(corpus), *words]
-        if url_of(root):  # only the corpus is in the bucket; the training writes its own files locally
-            at = next(number for number, word in enumerate(words) if word.partition("=")[0] == "--root")
-            del words[at : at + 1 + ("=" not in words[at])]
-    _run("packcorpus.train", *verb, *words)
-
-
-def _root_of(words: list[str]) -> Path:
-    for number, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name == "--root":
-            return root_of(value or "".join(words[number + 1 : number + 2]))
-    return Path()
+    _run("packcorpus.train", *words)
 
 
 def _run(module: str, *words: str) -> NoReturn:

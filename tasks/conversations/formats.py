@@ -121,8 +121,14 @@ def read_record(
 # -- guesses ----------------------------------------------------------------------------------------------------------
 
 # Common names for the two sides of a record, beyond the keys of the formats.
-_ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "customer", "source")
-_ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "agent", "reply", "target")
+_ASKED = (
+    "prompt", "instruction", "question", "query", "input", "user", "human", "customer", "source", "frage",
+    "anfrage", "eingabe", "pregunta", "domanda", "pergunta",
+)  # fmt: skip
+_ANSWERED = (
+    "completion", "response", "output", "answer", "assistant", "gpt", "agent", "reply", "target", "antwort",
+    "ausgabe", "réponse", "reponse", "respuesta", "risposta", "resposta",
+)  # fmt: skip
 
 # Common names of the keys of a message, the most likely first.
 _SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type", "user")
@@ -153,9 +159,9 @@ def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
     """Guess a `columns` mapping from the names of a record's keys.
 
     The keys are packcorpus names in another case, a common pair of names, or a list of messages. Returns {} if no
-    mapping fits. For example, {"Question": …, "Answer": …} gives {question: Question, answer: Answer},
+    mapping fits. For example, {"Frage": …, "Antwort": …} gives {prompt: Frage, completion: Antwort},
     {"dialog": [{"speaker": "Agent", "text": "Hi"}]} gives {messages: dialog, role: speaker, content: text}, but
-    {"frage": …, "antwort": …} gives {}.
+    {"a": …, "b": …} gives {}.
     """
     keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
     columns = {name: keys[name] for name in USUAL_COLUMNS if name in keys}

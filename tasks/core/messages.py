@@ -32,7 +32,7 @@ def is_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def as_text(error: PackError) -> str:
-    """Return the code and the message, then cause and fix.
+    """Return the code and the message, then cause and fix if the code has them.
 
     An interrupt is not an error, so it has only the first line.
     """
@@ -41,7 +41,14 @@ def as_text(error: PackError) -> str:
     message = rank + printable_lines(from_here(with_urls(str(error))))
     if isinstance(error, Interrupted):
         return f"{code.code} {message}"
-    return f"{code.code} error: {message}\n  cause: {code.cause}; fix: {code.fix}"
+    line = advice(error)
+    return f"{code.code} error: {message}" + (f"\n  {line}" if line else "")
+
+
+def advice(error: PackError) -> str:
+    """Return the cause and the fix of an error, or "" if its code has neither."""
+    known = {"cause": CODES[error.reason].cause, "fix": CODES[error.reason].fix}
+    return "; ".join(f"{name}: {text}" for name, text in known.items() if text)
 
 
 def as_json(error: PackError) -> str:

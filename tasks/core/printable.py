@@ -24,6 +24,16 @@ MARKS = frozenset(TRAINED + CONTROL + BOUNDARY)
 KEPT = frozenset("\n" + JOINERS + SPACES)
 
 
+# A number as messages show it: 22,298, or #22,298.
+_NUMBER = re.compile(r"#?(\d{1,3}(?:,\d{3})+|\d+)")
+
+
+def digits_of(text: str) -> str:
+    """Return the digits of a number as messages show it, or another text as it is."""
+    number = _NUMBER.fullmatch(text.strip())
+    return number[1].replace(",", "") if number else text
+
+
 def is_plain(char: str) -> bool:
     return (char.isprintable() or char in KEPT) and char not in MARKS
 
@@ -133,6 +143,11 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
     """Return the lengths that rows have: "1,024", or "512 and 1,024"."""
     *first, last = (f"{length:,}" for length in lengths)
     return " and ".join([", ".join(first), last]) if first else last
+
+
+def named_at(named: str, commit: str) -> str:
+    """Return the name of a model on the Hub with the start of its commit."""
+    return f"{named.removeprefix('hf://').partition('@')[0]}@{commit[:8]}"
 
 
 def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""Measure this process, limit its memory, and name the limits of the system.
+"""Measure this process, limit its memory, and name what the system allows it.
 
 OSError(EMFILE), ImportError("… Too many open files")   ─limit_reached─▶ E705, with the value of ulimit -n
 MemoryError, RuntimeError("can't start new thread")     ─limit_reached─▶ E705, with the value of ulimit -v
@@ -13,16 +13,20 @@ The content of a file can be a thousand times as large as the file. The operatin
 from __future__ import annotations
 
 import errno
+import math
+import os
 import re
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 
 from packcorpus.tasks.core.errors import DataError, PackError, StorageError
 
 STATM = Path("/proc/self/statm")  # only on Linux
+PROC_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 # A page, a repeated value, or a column of nulls takes a few bytes of a table and any number of bytes in memory. Reading
 # one batch may take this much in addition to four times the size of the file.
@@ -83,6 +87,47 @@ def may_allocate(size: int) -> bool:
 def _used(column: int) -> int:
     """Return a column of STATM in bytes."""
     return int(STATM.read_bytes().split()[column]) * resource.getpagesize()
+
+
+def versions_of(*names: str) -> dict[str, str]:
+    """Return the versions of those distributions that are installed."""
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    It is limited by the affinity of the process and by the quota of its control group (a container's `--cpus`); half a
+    core counts as one. PYTHON_CPU_COUNT replaces it.
+    """
+    if (given := os.environ.get("PYTHON_CPU_COUNT", "")).isdecimal() and int(given):
+        return int(given)
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(count, math.ceil(min(_quotas(), default=count))))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the quotas of the control groups of this process, in cores."""
+    for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        root, files = CGROUPS, ["cpu.max"]  # version 2
+        if controllers:
+            root, files = CGROUPS / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            if "cpu" not in controllers.split(","):
+                continue
+        # A container may show paths of its host, of which it has only the root.
+        group = root if ".." in path else root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # `max` is not a number
+                quota, period = map(int, " ".join((folder / name).read_text() for name in files).split())
+                if quota > 0:
+                    yield quota / period
+            if folder == root:
+                break
 
 
 def peak_memory() -> int:

@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from packcorpus.tasks.core.errors import InputMissing, UsageError
+from packcorpus.tasks.core.other_tools import where_to_set
 from packcorpus.tasks.core.printable import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -33,6 +34,7 @@ NUMBER = re.compile(
 )
 
 SHOWN = 20  # problems in one message
+MOST_KEYS = 5  # known keys to list in a message
 # The limit for the bytes of a file, because PyYAML reads only 100 KB/s.
 LARGEST = 512 << 10
 
@@ -201,7 +203,8 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
 def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     """Return the place of a pydantic error, its message, and the value found.
 
-    The message about an unknown key suggests the closest known key.
+    The message about an unknown key says where to set it if another tool has it, or suggests the closest known key. A
+    model names the place of its settings in `place`.
     """
     names, inner = _follow(model, item["loc"])
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
@@ -212,8 +215,10 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
             if entry and names[-1] in entry.model_fields:
                 kind = entry.__name__.lower()
                 return where, f"unknown key here; it belongs to a {kind}, an entry of `{name}`", ""
-        hint = suggest(names[-1], known) or f"; known keys: {', '.join(known)}"
-        return where, f"unknown key{hint}", ""
+        if elsewhere := where_to_set(names[-1], inner.place) if hasattr(inner, "place") else "":
+            return where, f"unknown key; {elsewhere}", ""
+        listed = f"; known keys: {', '.join(known)}" if len(known) <= MOST_KEYS else ""
+        return where, f"unknown key{suggest(names[-1], known) or listed}", ""
     if item["type"] == "missing":
         return where, "missing", ""
     message, value = item["msg"], item["input"]

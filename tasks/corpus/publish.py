@@ -175,6 +175,7 @@ def build_manifest(
             "engine": encoder.engine,
             "trained_here": recipe.tokenizer_key is not None,
             "digest": recipe.tokenizer_digest,
+            **({"revision": recipe.tokenizer_commit} if recipe.tokenizer_commit else {}),
         },
         "template": {
             "name": config.template,

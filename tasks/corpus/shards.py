@@ -69,12 +69,16 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     ids, values, positions = (a.reshape(-1) for a in (room.input_ids, room.labels, room.position_ids))
     values.fill(~pad)
     starts = plan["row"] * length + plan["start"]
-    tokens.gather(plan, starts, values)
-    values[(starts + plan["taken"])[plan["closed"]]] = ~eos
+    begins = starts + plan["repeated"] if "repeated" in plan else starts
+    tokens.gather(plan, begins, values)
+    if begins is not starts:
+        _repeat(plan, tokens, starts, values)
+    values[(begins + plan["taken"])[plan["closed"]]] = ~eos
     # The first token of a piece is never trained. In the middle of a split conversation it may have been trained, but
     # it has no context here.
-    first = values[starts]
-    values[starts] = np.where(first >= 0, ~first, first)
+    for places in (starts, begins):
+        first = values[places]
+        values[places] = np.where(first >= 0, ~first, first)
     untrained = np.right_shift(values, 31, out=positions)  # -1 if untrained, 0 if trained
     np.bitwise_xor(values, untrained, out=ids)
     # IGNORED if untrained, otherwise the id. Bitwise, because np.where takes ten times as long.
@@ -82,7 +86,7 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     labels &= untrained
     labels ^= ids
     # Positions restart at 0 at every conversation, and at the padding that follows it, if any.
-    ends = starts + plan["taken"] + plan["closed"]
+    ends = begins + plan["taken"] + plan["closed"]
     padded = (ends != np.append(starts[1:], -1)) & (ends % length != 0)
     restarts = np.concatenate([starts, ends[padded]])
     is_piece = np.arange(len(restarts)) < len(starts)
@@ -93,6 +97,18 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     positions.fill(1)
     positions[restarts] = 1 - np.diff(restarts, prepend=np.int32(-1))
     np.cumsum(positions, out=positions)
+
+
+def _repeat(plan: dict[str, np.ndarray], tokens: TokenFiles, starts: np.ndarray, values: np.ndarray) -> None:
+    """Write the repeated first tokens of conversations before their pieces, untrained."""
+    chosen = plan["repeated"] > 0
+    again = {name: column[chosen] for name, column in plan.items()}
+    again |= {"position": again["position"] - 4 * again["first"], "taken": again["repeated"]}
+    tokens.gather(again, starts[chosen], values)
+    counts = again["repeated"].astype(np.int64)
+    places = np.repeat(starts[chosen] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    repeated = values[places]
+    values[places] = np.where(repeated >= 0, ~repeated, repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +134,7 @@ def weigh_rows(plan: dict[str, np.ndarray], runs: WeightRuns | None, weighting: 
     rounded once.
     """
     length = room.labels.shape[1]
-    starts = plan["row"].astype(np.int64) * length + plan["start"]
+    starts = plan["row"].astype(np.int64) * length + plan["start"] + plan.get("repeated", 0)
     taken = plan["taken"].astype(np.int64)
     factor = np.ones(len(starts))
     if weighting.of_conversations:
@@ -156,7 +172,7 @@ def sum_of_weights(weights: np.ndarray) -> float:
 def _lists(rows: Rows, plan: dict[str, np.ndarray], schema: pa.Schema, layout: RowLayout) -> pa.RecordBatch:
     """Return rows without the padding after their last piece, as lists."""
     count, length = rows.input_ids.shape
-    lengths = (plan["taken"] + plan["closed"]).astype(np.int32)
+    lengths = (plan.get("repeated", 0) + plan["taken"] + plan["closed"]).astype(np.int32)
     pieces = np.bincount(plan["row"], minlength=count)
     sizes = np.bincount(plan["row"], weights=layout.places(lengths), minlength=count).astype(np.int64)
     kept = np.arange(length) < sizes[:, None]
@@ -215,7 +231,9 @@ def write_shard(
                 chosen["row"] = chosen["row"] - top
                 built = room.first(bottom - top)
                 build_rows(chosen, tokens, built, *special)
-                counts["packed"] += int(chosen["taken"].sum() + chosen["closed"].sum())
+                counts["packed"] += sum(
+                    int(chosen[name].sum()) for name in ("repeated", "taken", "closed") if name in chosen
+                )
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 if weighting:
                     sums.append(weigh_rows(chosen, runs and runs.between(inside), weighting, built))

@@ -15,6 +15,7 @@ from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_
 from packcorpus.tasks.conversations.unused_keys import OTHERS
 from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.templates.adjust import explain_undefined
 from packcorpus.tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
@@ -27,7 +28,6 @@ FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up 
 MOST_TOKENS = 12  # content tokens to list
 MOST_KEYS, MOST_SOURCES = 8, 5  # unused keys to list for a source, and sources to list
 SHORTEST_NAME = 20  # characters of a source's name to show in a table
-NOTEWORTHY = 0.05  # share of all tokens that may be lost to rejects before a note is shown
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 
@@ -147,7 +147,8 @@ def token_facts(ledger: Ledger, settings: Mapping[str, Any], rows: int) -> list[
         ("", "encoded", tokens.encoded),
         *[("part", "not included: rejected", tokens.rejected)] * (tokens.rejected > 0),
         ("+", "separators", tokens.separators),
-        *[("+", "additional copies", tokens.repeated)] * (tokens.repeated > 0),
+        *[("+", "repeated", tokens.repeated)] * (tokens.repeated > 0),
+        *[("part", "before later pieces", ledger.pieces.repeated_tokens or 0)] * bool(ledger.pieces.repeated_tokens),
         ("−", "truncated", tokens.truncated),
         *[("part", "of them trained", tokens.trained_truncated or 0)] * bool(tokens.trained_truncated),
         ("−", "dropped", tokens.dropped),
@@ -209,10 +210,7 @@ def sentence(fact: Fact) -> str:
 
 def notes(manifest: Manifest) -> Iterator[str]:
     """Yield what a user may want to know about a corpus, besides its sums."""
-    ledger, tokens, unused = manifest.ledger, manifest.ledger.tokens, manifest.unused_keys
-    dropped = ledger.conversations.dropped
-    if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
-        yield f"dropped by filters, limits and weights: {', '.join(further)}"
+    ledger, unused = manifest.ledger, manifest.unused_keys
     yield from (*ledger_notes(ledger), *content_notes(ledger, manifest.config))
     yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
     empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
@@ -222,18 +220,58 @@ def notes(manifest: Manifest) -> Iterator[str]:
         yield "unused keys, with their counts:"
         yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
     yield from explain_overlong(ledger, manifest.config)
-    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
-    if share > NOTEWORTHY:
-        yield f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent with two digits; only all of it is 100 %."""
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.001:
+        return "less than 0.001 %"
+    text = f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+    return f"{text if text != '100' or part >= whole else '99.9'} %"
+
+
+def lost_of(ledger: Ledger) -> list[tuple[str, int, int]]:
+    """Return how many conversations and tokens of the data are in no row, of how many."""
+    of, tokens = ledger.conversations, ledger.tokens
+    lost = tokens.truncated + tokens.dropped + tokens.rejected
+    gone = sum(of.rejected.values()) + sum(of.dropped.values())
+    return [("conversations", gone, of.read), ("tokens", lost, tokens.encoded + tokens.rejected)]
+
+
+def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
+    """Say what of the data is in no row: a line for each kind, or one line.
+
+    `about` is for a ledger that is predicted: it is before each count, and "" if all data was read.
+    """
+    of, tokens, mark = ledger.conversations, ledger.tokens, about or ""
+    verb, lines = "lost" if about is None else "will be lost", []
+    reasons = {"rejected": sum(of.rejected.values())}
+    reasons |= {DROPPED.get(reason, printable(reason)): count for reason, count in of.dropped.items()}
+    of_tokens = {"truncated": tokens.truncated, "dropped": tokens.dropped, "in rejected conversations": tokens.rejected}
+    every = tokens.encoded + tokens.rejected
+    for noun, total, counts in (("conversation", of.read, reasons), ("token", every, of_tokens)):
+        if count := sum(counts.values()):
+            said = "; ".join(f"{mark}{number:,} {words}" for words, number in counts.items() if number)
+            lines.append(f"{verb}: {mark}{count:,} of {counted(total, noun)} ({percent(count, total)}): {said}")
+    phrases = []
+    for name, count in (ledger.context.left_out if ledger.context else {}).items():
+        noun, setting = LEFT_OUT[name]
+        phrases.append(f"{'the tools of ' * (name == 'tools')}{mark}{counted(count, noun)} ({setting})")
+    if phrases:
+        lines.append(f"{verb.replace('lost', 'left out')} of the context: {', '.join(phrases)}")
+    if (found := ledger.as_rendered) and found.without_reasoning:
+        answers = f"{mark}{counted(found.without_reasoning, 'trained answer')}"
+        lines.append(
+            f"{verb}: the reasoning of {answers}, {mark}{counted(found.unwritten_tokens, 'token')} (turns: as_rendered)"
+        )
+    nothing = "nothing was lost" if about is None else "nothing will be lost"
+    return lines or [f"{nothing}: {mark}{counted(of.read, 'conversation')}, {mark}{counted(every, 'token')}"]
 
 
 def ledger_notes(ledger: Ledger) -> list[str]:
-    """Describe the samples of conversations, and what settings leave out."""
-    notes, phrases = [explain_samples(ledger)] * (ledger.samples is not None), []
-    for name, count in (ledger.context.left_out if ledger.context else {}).items():
-        noun, setting = LEFT_OUT[name]
-        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
-    return notes + [f"left out of the context: {', '.join(phrases)}"] * bool(phrases)
+    """Describe the samples of conversations: several of each, or the one rendering."""
+    return [*explain_samples(ledger), *explain_as_rendered(ledger)]
 
 
 def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
@@ -266,22 +304,61 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 
-def explain_samples(ledger: Ledger) -> str:
-    """Describe the samples of a corpus whose conversations have several samples."""
+# What the ways out of several samples train on.
+WAYS_OUT = {
+    "turns: auto": "in as few samples as each answer needs to follow its prompt",
+    "train_on: rounds": "trains only on the answers after the last user message",
+    "train_on: last": "trains only on the last answer",
+    "turns: as_rendered": "trains on all answers of one rendering, which differs from inference",
+}
+
+
+def explain_samples(ledger: Ledger) -> Iterator[str]:
+    """Describe several samples of conversations, their price, and ways out."""
     found, packed, conversations = ledger.samples, ledger.tokens.packed, max(1, ledger.conversations.packed)
     if found is None:
-        return ""
+        return
     repeated = found.repeated_prompt_tokens
     each = f"{found.packed / conversations:.1f} per conversation"
-    share = f"{100 * repeated / max(1, packed):.1f} %"
+    share = f"{100 * repeated / max(1, packed):.1f} % of the compute"
+    if found.repeated_rows:
+        share += f", about {counted(found.repeated_rows, 'row')}"
     if apart := found.apart:
         each += f" ({apart.samples / found.read * found.packed / conversations:.1f} with turns: apart)"
         share += f"; {100 * apart.repeated_prompt_tokens / max(1, apart.tokens):.1f} % with turns: apart"
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.dropped.items()]
-    return (
+    yield (
         f"{found.packed:,} of {counted(found.read, 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
         f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
         "conversation"
+    )
+    ways = []
+    for setting, way in found.ways_out.items():
+        price = ""
+        if way.tokens is not None and way.rows is not None:
+            less = 100 * (1 - way.tokens / max(1, ledger.tokens.encoded))
+            price = f" (about {way.tokens:,} tokens in {counted(way.rows, 'row')}, {less:.0f} % less)"
+        ways.append(f"{setting}{price} {WAYS_OUT.get(setting, '')}")
+    if ways:
+        yield f"to pay less: {'; '.join(ways)}"
+
+
+def explain_as_rendered(ledger: Ledger) -> Iterator[str]:
+    """Describe how the one rendering of each conversation differs from inference."""
+    found = ledger.as_rendered
+    if found is None:
+        return
+    phrases = [
+        f"{counted(found.other_prompts, 'trained answer')} after another prompt than the model sees",
+        f"{counted(found.other_answers, 'trained answer')} written differently than the model writes them",
+        f"{counted(found.without_reasoning, 'answer')} without their reasoning "
+        f"({counted(found.unwritten_tokens, 'token')} not written)",
+    ]
+    counts = (found.other_prompts, found.other_answers, found.without_reasoning)
+    differs = ", ".join(phrase for phrase, count in zip(phrases, counts, strict=True) if count)
+    yield (
+        "the one rendering of a conversation (turns: as_rendered) differs from inference: "
+        f"{differs or 'in no answer of this corpus'}"
     )
 
 
@@ -297,9 +374,9 @@ def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = ""
     keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
 
     def lost(count: int, trained: int | None = None) -> str:
-        of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
+        of_all = percent(count, tokens.encoded + tokens.rejected)
         of_them = f", {trained:,} of them trained" if trained is not None else ""
-        return f", which drops {count:,} tokens ({of_all:.2g} % of all{of_them}); {keep}"
+        return f", which drops {count:,} tokens ({of_all} of all{of_them}); {keep}"
 
     if conversations.truncated:
         cut = counted(conversations.truncated, "conversation")
@@ -308,11 +385,17 @@ def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = ""
             how = f"cut after the last trained turn that fits in {longest}"
         yield f"overlong: {cut} {will}{how}{lost(tokens.truncated, tokens.trained_truncated)}"
     if conversations.split:
-        once = not samples and not tokens.repeated  # only then is each piece counted once
+        later, repeated = ledger.pieces.later, ledger.pieces.repeated_tokens or 0
+        once = not samples and tokens.repeated == repeated  # only then is each piece counted once
         pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
         gone = ledger.pieces.dropped
         without = f"; {counted(gone, 'more piece')} dropped, without a token to train on" * bool(gone)
         cut = f"{counted(conversations.split, 'conversation')} longer than {longest} {will}split"
+        if later is not None:
+            lack = f"{counted(later, 'piece')} without the beginning of the conversation"
+            begin = f", of which {ledger.pieces.inside:,} within a turn that is longer than a row"
+            again = f"; {repeated:,} tokens before the first user message are repeated for them"
+            without = f": {lack}{begin * bool(ledger.pieces.inside)}{again * bool(repeated)}" * bool(later) + without
         yield f"overlong: {cut}{pieces}{without}; to keep them whole, raise sequence_length"
     if too_long := dropped.get("too_long"):
         without = ", without a trained turn that fits" * (policy == "turns")
@@ -400,7 +483,7 @@ def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[li
     Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
     once.
     """
-    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+    if weighting not in RELATIVE and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
     folder, lines = common_folder([m.path for m in mixture]), []

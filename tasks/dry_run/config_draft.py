@@ -1,11 +1,11 @@
-"""Write the commented config of `packcorpus init` from source files.
+"""Draft the config of data, for `init`, and for `pack` and `check` without one.
 
     paths ─sample─▶ entries of `sources`, each with its format ─┐
-    folders nearby ─search─▶ tokenizer ─▶ template ─────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
+    given, or nearby ─▶ tokenizer ─▶ template ─▶ row length ────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
 
-The config runs without changes. Records that cannot be used are listed for the user to fix, and `max_rejects` is just
-high enough for the other records to be packed. Files that cannot be read are comments with the reason. Every setting
-of the model `Config` is written with its default, so new settings appear without changes here.
+The config has about ten lines or, with `full`, every setting of the model `Config` with its description and default. A
+draft leaves out no data by a setting: it reports records that cannot be used, and reasoning that the template cannot
+write, with the choices. Files that cannot be read are comments with the reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import glob
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import yaml
 from pydantic import BaseModel
 
-from packcorpus.tasks.config import KEYS, Config, load_config
+from packcorpus.tasks.config import KEYS, LONGEST_ROW, Config, config_from, length_of
 from packcorpus.tasks.conversations.formats import guess_roles
 from packcorpus.tasks.conversations.tokens import TOKENS
 from packcorpus.tasks.core.error_codes import CODES
@@ -32,35 +34,37 @@ from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Rej
 from packcorpus.tasks.core.printable import counted, from_here, in_bytes, printable_lines
 from packcorpus.tasks.core.yaml_settings import check_settings, defaults_of, parse_settings
 from packcorpus.tasks.dry_run.dry_run import predict
-from packcorpus.tasks.dry_run.prediction import Prediction
+from packcorpus.tasks.dry_run.given import Choose, Given
+from packcorpus.tasks.dry_run.nearby_tokenizers import context_of, is_model, model_files, tokenizers_near
+from packcorpus.tasks.dry_run.prediction import Prediction, Rejected
 from packcorpus.tasks.dry_run.sample import count_unused_keys
-from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, open_encoder
 from packcorpus.tasks.inspection.sources import guess_columns_of
-from packcorpus.tasks.readers.container import Record
 from packcorpus.tasks.readers.containers import container_by_extension
+from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.locate import find_paths
 from packcorpus.tasks.sources.model import Source, SourceFile, found_layouts
 from packcorpus.tasks.sources.sample_files import sample_files
 from packcorpus.tasks.sources.source_files import find_files
 from packcorpus.tasks.storage.files import write_bytes
 from packcorpus.tasks.storage.layout import Layout
-from packcorpus.tasks.stores.urls import refuse_url
+from packcorpus.tasks.stores.urls import check_url, hub_name, is_url, refuse_url
 from packcorpus.tasks.templates.built_in import MARKERS
 from packcorpus.tasks.tokenization.checks import first_failure
 
 WIDTH = 110
 BUDGET = 2 << 20  # bytes of the sources that are sampled
-MAX_REJECTS: float = Config.model_fields["max_rejects"].default
+DEFAULTS = {name: Config.model_fields[name].default for name in ("max_rejects", "sequence_length")}
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
 
-# Limits of the search for a tokenizer: levels below a start folder, folders per start folder, and bytes of a file.
-DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
-OTHERS = 4  # further tokenizers to mention
+FITTING = 0.99  # share of the conversations that the rows fit, if the model can read as much
+STEP = 1024  # lengths of rows are multiples, and so is the shortest
 
+ALL_SETTINGS = "All settings: docs/reference/config.md, or packcorpus init --full"
 OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
-NO_REASONING = (
-    "the template does not write all reasoning, so keep would reject conversations; to train on it, set the "
-    "tokenizer of a model for reasoning, template: tokenizer, and reasoning: keep"
+UNNAMED = "none is nearby: name that of your model; without one, a new one is trained on the data"
+REASONING = (
+    "for a model that reasons, use its tokenizer and template; to train without the reasoning, set reasoning: drop"
 )
 
 # Control tokens that show that a tokenizer was made for a template.
@@ -76,7 +80,7 @@ class Entry:
     `fitting` of `looked_at` sampled records can be used. An entry with a `problem` is left out of the config.
     """
 
-    path: Path
+    path: str
     files: list[SourceFile]
     format: str = ""
     columns: dict[str, str] = field(default_factory=dict)
@@ -89,87 +93,99 @@ class Entry:
     problem: str = ""
     error: PackError | None = None  # the error behind `problem`, if it is about the kind of data
 
-    def describe(self) -> str:
+    def describe(self, full: bool) -> str:
         """Return what was found in the files, for a comment."""
         share = "all" if self.fitting == self.looked_at else f"{self.fitting:,} of"
         noun = "conversations" if self.fitting == self.looked_at else "records"
-        count = f"{'' if self.counted else 'about '}{self.total:,.0f} {noun}{' (counted)' * self.counted}"
+        count = f"{'' if self.counted else 'about '}{self.total:,.0f} {noun}"
         many = f"{len(self.files):,} files, " if len(self.files) > 1 else ""
         further = "; columns guessed by their names" * self.guessed
         further += "; roles guessed by their names" * bool(self.roles)
         further += "".join(f"; {from_here(line)}" for line in found_layouts(self.files, [Source(path="x")]))
+        if not full:
+            usable = f", {self.fitting:,} of {self.looked_at:,} sampled can be used" * (share != "all")
+            return f"{many}{count}, {self.format}{usable}{further}"
         size = in_bytes(sum(file.bytes for file in self.files))
-        return f"{many}{size}, {count}; {self.format}: {share} {self.looked_at:,} sampled records{further}"
+        how = " (counted)" * self.counted
+        return f"{many}{size}, {count}{how}; {self.format}: {share} {self.looked_at:,} sampled records{further}"
 
 
 @dataclass
 class Draft:
-    """A drafted config, and the findings behind it."""
+    """A drafted config, and the findings behind it.
 
-    given: dict[str, Any]  # format, columns, roles, and ignore, for all sources
+    Paths in `values` are relative to `folder`, that of the config. `choices` are what a check will report, with what
+    the user can do.
+    """
+
+    given: Given
+    folder: Path
+    layout: Layout
     entries: list[Entry] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # files with an unknown extension
     skipped: list[str] = field(default_factory=list)  # folders with outputs of packcorpus
+    models: list[str] = field(default_factory=list)  # folders and files of models
     seen: set[Path] = field(default_factory=set)  # files
     values: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # the findings behind values, for comments
+    choices: list[str] = field(default_factory=list)
+    will_fail: bool = False
     found: Prediction = field(init=False)
 
     def summary(self) -> list[str]:
         """Return one line per finding."""
-        found, values = self.found, self.values
+        found = self.found
         read, rejected = _read_and_rejected(found)
         count = f"{found.about(read)} conversations"
         if rejected:
             count = f"{found.about(read)} records, {found.about(read - rejected)} can be packed"
-        tokenizer = "none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
-        if "tokenizer" in values:
-            tokenizer = f"{self.notes['found tokenizer']}; {OF_YOUR_MODEL}"
-        lines = [
-            f"{counted(found.files, 'file')}, {in_bytes(found.bytes)}, {count}",
-            f"tokenizer: {tokenizer}",
-            f"template: {values['template']} ({self.notes['template']})",
-        ]
+        lines = [f"{counted(found.files, 'file')}, {in_bytes(found.bytes)}, {count}"]
+        lines += [f"{name}: {self._shown(name)}" for name in ("tokenizer", "template", "sequence_length")]
         files = [file for entry in self.entries if not entry.problem for file in entry.files]
         lines += map(from_here, found_layouts(files, [Source(path="x")]))
-        lines += [f"left out: {one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
-        guesses = {one_line(from_here(str(entry.path))): entry.roles for entry in self.entries if entry.roles}
+        lines += [
+            f"left out: {one_line(from_here(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem
+        ]
+        guesses = {one_line(from_here(entry.path)): entry.roles for entry in self.entries if entry.roles}
         lines += [f"{path}: guessed roles: {_yaml(roles)}" for path, roles in guesses.items()]
-        lines += [f"reasoning: {values[name]}: {NO_REASONING}" for name in ("reasoning",) if name in values]
         broken = _broken(found)
-        if "max_rejects" in values:
-            why = "; ".join(_cut_off(found) + broken[:1])
-            lines.append(f"max_rejects: {values['max_rejects']:g} instead of {MAX_REJECTS:g}: {why}")
-        lines += [f"{line}:" for line in broken[:1]] + [f"  {line}" for line in broken[1:]]
+        lines += [*self.choices, *(f"{line}:" for line in broken[:1]), *(f"  {line}" for line in broken[1:])]
         lines += [f"skipped, written by packcorpus: {_some(self.skipped)}"] * bool(self.skipped)
+        lines += [f"left out, belongs to a model: {_some(self.models)}"] * bool(self.models)
         return lines + [f"left out, unknown extension: {_some(self.left_out)}"] * bool(self.left_out)
+
+    def _shown(self, name: str) -> str:
+        if name not in self.values:
+            return self.notes[name]
+        return f"{one_line(str(self.values[name]))}" + f" ({self.notes[name]})" * bool(self.notes[name])
+
+    def text(self, full: bool = False, title: str = "") -> str:
+        """Return the YAML of the config, checked; `title` is its first comment."""
+        lines = [*([f"# {title}"] if title else []), *(_full_lines(self) if full else _short_lines(self))]
+        text = "".join(f"{line}\n" for line in lines)
+        config_from(parse_settings(text, "draft", {}), "draft")
+        return text
 
 
 def write_draft(
-    paths: Sequence[Path],
+    paths: Sequence[str],
     output: Path,
     overwrite: bool,
-    format: str = "auto",
-    columns: Sequence[str] = (),
-    roles: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    given: Given,
+    full: bool = False,
+    choose: Choose | None = None,
 ) -> Draft:
     """Draft a config for `paths` and write it to `output`.
 
-    `columns` and `roles` are mappings, each OURS=YOURS. Raises UsageError if `output` exists and `overwrite` is false,
-    and InputMissing or DataError if no path contains readable conversations.
+    Raises UsageError if `output` exists and `overwrite` is false, and the errors of `make_draft`.
     """
     refuse_url(output, "name a file, then copy it", "writes")
     if output.exists() and not overwrite:
         raise UsageError(
             "config_exists", f"{output}: already exists; choose another path with --output, or replace it with --force"
         )
-    names: dict[str, list[str]] = {}
-    for ours, theirs in _pairs(roles, "--roles user=customer"):
-        names.setdefault(ours, []).append(theirs)
-    given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
     try:
-        draft, text = make_draft(paths, output, format, {key: value for key, value in given.items() if value})
+        draft = make_draft(paths, output.parent, given, choose=choose)
     except DataError as error:
         before, advice, settings = error.message.rpartition(", add  ")
         if settings.endswith("  to its entry of sources"):  # name the options of `init` instead of the settings
@@ -180,11 +196,21 @@ def write_draft(
             ]
             error.message = f"{before}{advice}{' '.join(options)}"
         raise
-    # The text must be a valid config before it replaces a file.
-    check_settings(Config, parse_settings(text, str(output), {}), str(output))
-    write_bytes(output, text.encode())
-    load_config(output)
+    shown = one_line(str(output))
+    title = f"Dry run: packcorpus check {shown}. Run: packcorpus pack {shown}" if full else ""
+    write_bytes(output, draft.text(full, title).encode())
     return draft
+
+
+def settings_of_sources(
+    format: str = "auto", columns: Sequence[str] = (), roles: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return options of `init` as settings of a source; mappings are OURS=YOURS."""
+    names: dict[str, list[str]] = {}
+    for ours, theirs in _pairs(roles, "--roles user=customer"):
+        names.setdefault(ours, []).append(theirs)
+    given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
+    return {"format": format} | {name: value for name, value in given.items() if value}
 
 
 def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
@@ -198,84 +224,188 @@ def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
 
 
 def make_draft(
-    paths: Sequence[Path], output: Path, format: str = "auto", given: dict[str, Any] | None = None
-) -> tuple[Draft, str]:
-    """Return the draft and its YAML."""
-    draft = Draft({"format": format, **(given or {})})
-    for name, value in draft.given.items():
-        check_settings(Source, {"path": "x", name: value}, f"--{name}")
-    for path in paths:
-        refuse_url(path, "download a file, draft a config for it, and write the URL as the path of its source")
-    for path in paths:
+    paths: Sequence[str],
+    folder: Path,
+    given: Given,
+    root: Path = Path(),
+    choose: Choose | None = None,
+    trains: bool = True,
+) -> Draft:
+    """Return the draft of a config in `folder` for data.
+
+    `paths` are files, folders, globs, and URLs. The tokenizer is the given one, one among the paths, or the only one
+    nearby; of several, `choose` names one. Without any, a new one is trained, or UsageError is raised unless `trains`.
+    Copies of remote files are written to `root`. Raises UsageError for a wrong setting or a choice that is left to the
+    user, and InputMissing or DataError if no path contains conversations that can be read.
+    """
+    draft = Draft(given, folder, Layout(root))
+    _check_given(given)
+    data, tokenizer = _apart(paths, given.tokenizer)
+    for path in data:
         draft.entries += _find_entries(path, draft)
-    where, usable = ", ".join(map(str, paths)), [entry for entry in draft.entries if not entry.problem]
+    where, usable = ", ".join(data), [entry for entry in draft.entries if not entry.problem]
     if not usable:
         if len(draft.entries) == 1 and draft.entries[0].error:
             raise draft.entries[0].error
         problems = [entry.problem for entry in draft.entries]
-        problems.append(f"no file has a known extension: {_some(draft.left_out)}")
+        problems.append(f"no file has a known extension: {_some(draft.left_out)}" if draft.left_out else "no data")
         raise DataError("nothing_to_draft", f"{where}: {problems[0]}")
-    tokenizer, others = _tokenizer_near([file.path.parent for entry in usable for file in entry.files])
-    recorded = next((entry.path for entry in usable if entry.format == TOKENS.name), None)
-    if recorded and not tokenizer:
-        raise InputMissing(
-            "tokenizer_missing",
-            f"{recorded}: has recorded token ids, and there is no tokenizer near it; put the folder or file of the "
-            "tokenizer that recorded the ids next to it",
-        )
+    draft.notes["tokenizer"] = "" if tokenizer else f"found nearby; {OF_YOUR_MODEL}"
+    if not tokenizer:
+        near = tokenizers_near([file.path.parent for entry in usable for file in entry.files if not is_url(file.name)])
+        tokenizer = _only_one(list(map(str, near)), choose)
+    if not tokenizer:
+        draft.notes["tokenizer"] = UNNAMED
+        if recorded := next((entry.path for entry in usable if entry.format == TOKENS.name), None):
+            raise UsageError(
+                "tokenizer_unnamed",
+                f"{recorded}: has recorded token ids, and there is no tokenizer near it; name the one that recorded "
+                "the ids with --tokenizer",
+            )
+        if not trains:
+            words = shlex.join(paths)
+            raise UsageError(
+                "tokenizer_unnamed",
+                [
+                    "no tokenizer is named, and none is nearby; name that of your model:",
+                    f"  packcorpus pack {words} --tokenizer Qwen/Qwen3-8B",
+                    "only for a model that is trained from scratch, train a new tokenizer on the data; this takes a "
+                    "config:",
+                    f"  packcorpus init {words}",
+                ],
+            )
+    _decide(draft, usable, tokenizer, where)
+    draft.values = {"name": name_of(data, given)} | draft.values
+    return draft
 
-    def values_with(path_of: Callable[[Path], str]) -> dict[str, Any]:
+
+def name_of(paths: Sequence[str], given: Given) -> str:
+    """Return the name of a corpus: the given one, or that of its first data."""
+    path = next((path for path in paths if not _is_model(path)), paths[0])
+    last = path.rstrip("/").rpartition("/")[2] if is_url(path) else Path(path).resolve().name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last.split(".")[0]).strip("-._")[:100]
+    return given.name or name or "corpus"
+
+
+def _is_model(path: str) -> bool:
+    return not is_url(path) and is_model(Path(os.path.expanduser(path)))
+
+
+def _check_given(given: Given) -> None:
+    for name, value in given.of_sources.items():
+        check_settings(Source, {"path": "x", name: value}, f"--{name}")
+    length = length_of(given.sequence_length) if given.sequence_length else None
+    for option, name, chosen in (("--name", "name", given.name), ("--sequence-length", "sequence_length", length)):
+        if chosen:
+            check_settings(Config, {"sources": [Source(path="x")], name: chosen}, option)
+
+
+def _apart(paths: Sequence[str], tokenizer: str) -> tuple[list[str], str]:
+    """Return the paths of data, and the tokenizer: the given one, or one of the paths."""
+    models = [path for path in paths if _is_model(path)]
+    data = [path for path in paths if path not in models]
+    named = list(dict.fromkeys(filter(None, [tokenizer, *models])))
+    if len({os.path.realpath(os.path.expanduser(path)) for path in named}) > 1:
+        raise UsageError(
+            "tokenizer_unnamed", f"{' and '.join(named)} are tokenizers, not data; keep one of them, as --tokenizer"
+        )
+    if not data:
+        raise UsageError("bad_command_line", f"{models[0]}: is a tokenizer, not data; name files with conversations")
+    return data, next(iter(named), "")
+
+
+def _only_one(found: Sequence[str], choose: Choose | None) -> str:
+    """Return the tokenizer, or "" without any; `choose` names one of several."""
+    if len(found) < 2:
+        return next(iter(found), "")
+    if choose:
+        return choose(found)
+    lines = [f"  --tokenizer {from_here(path)}" for path in found]
+    raise UsageError("tokenizer_unnamed", ["several tokenizers are nearby; name the one of your model:", *lines])
+
+
+def _decide(draft: Draft, usable: Sequence[Entry], tokenizer: str, where: str) -> None:
+    """Set the values of a draft except for its name, their notes, and the choices."""
+    given, here = draft.given, os.path.expanduser(tokenizer)
+
+    def values_with(path_of: Callable[[str], str]) -> dict[str, Any]:
         sources = [
-            {"path": path_of(entry.path), "format": entry.format}
+            {"path": entry.path if is_remote(entry.path) else path_of(entry.path), "format": entry.format}
             | {name: getattr(entry, name) for name in ("columns", "roles") if getattr(entry, name)}
-            | {name: draft.given[name] for name in ("roles", "ignore") if name in draft.given}
+            | {name: given.of_sources[name] for name in ("roles", "ignore") if name in given.of_sources}
             for entry in usable
         ]
-        return {"sources": sources} | ({"tokenizer": path_of(tokenizer)} if tokenizer else {})
+        named = path_of(here) if os.path.exists(here) else tokenizer
+        return {"sources": sources} | ({"tokenizer": named} if tokenizer else {})
 
     # For the prediction, paths are relative to the working directory, because the folder of the config may not exist.
-    template, note, found = _choose_template(values_with(str), tokenizer)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths[0].resolve().name.split(".")[0]).strip("-._")[:100]
-    draft.found, draft.values = found, {"name": name or "corpus"}
-    draft.values |= values_with(lambda path: _path_in(output.parent, path)) | {"template": template}
-    if found.settings["reasoning"] == "drop":
-        draft.values["reasoning"] = "drop"
+    values, template = values_with(str), given.template
+    if given.sequence_length:
+        values["sequence_length"] = length_of(given.sequence_length)
+    files = Recipe(Config.model_validate(values), Path(), draft.layout, (), ()).tokenizer_files if tokenizer else None
+    if template:
+        found, without = _predict(values | {"template": template}, draft)
+        draft.notes["template"] = ""
+        template = _path_in(draft.folder, template) if os.path.isfile(template) else template
+    else:
+        template, draft.notes["template"], (found, without) = _choose_template(values, files, draft)
+        values["template"] = template
+    if not given.sequence_length:
+        length, draft.notes["sequence_length"] = _choose_length(found, files)
+        values["sequence_length"] = length
+        if length != DEFAULTS["sequence_length"]:
+            found, without = _predict(values | {"template": given.template or template}, draft)
+    else:
+        fitting = found.lengths <= found.recipe.config.sequence_length
+        share = 100 * np.count_nonzero(fitting) / max(len(fitting), 1)
+        draft.notes["sequence_length"] = f"{share:.1f} % of the conversations fit"
+    draft.found = found
+    draft.values = values_with(lambda path: _path_in(draft.folder, path))
+    draft.values |= {"template": template, "sequence_length": values["sequence_length"]}
     if found.failures:
         problem = next(iter(_broken(found)[1:]), found.failures[0])
         raise DataError("nothing_to_draft", f"{where}: no conversation can be packed: {problem}")
-    # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
     read, rejected = _read_and_rejected(found)
-    enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
-    if first_failure(found.recipe):  # a smaller share would stop the run
-        enough = 1.0
-    if enough > MAX_REJECTS:
-        draft.values["max_rejects"] = enough
-    kind = f"{found.tokenizer.kind}, {found.tokenizer.vocab_size:,} tokens"
-    kind += f"; also found: {_some(list(map(str, others)))}" if others else ""
-    too_long, counts = found.too_long, found.ledger.conversations
-    share = 100 * too_long / max(counts.packed + counts.dropped["too_long"], 1)
-    broken = _broken(found)
-    draft.notes = {
-        "found tokenizer": str(tokenizer),
-        "tokenizer": f"Found: {kind}. {OF_YOUR_MODEL.capitalize()}."
-        if tokenizer
-        else "None was found. To fine-tune a model, set its tokenizer.",
-        "template": note,
-        "reasoning": f"Chosen: {NO_REASONING}." * ("reasoning" in draft.values),
-        "sequence_length": f"{share:.1f} % of the sampled conversations are longer.",
-        "max_rejects": " ".join(
-            [f"Raised: {line}." for line in _cut_off(found) if "max_rejects" in draft.values]
-            + [f"{line}: {'; '.join(broken[1:])}" for line in broken[:1]]
-        ),
-    }
-    return draft, "".join(f"{line}\n" for line in _lines(draft, output))
+    allowed = DEFAULTS["max_rejects"]
+    if without and without.expected > allowed * read:
+        draft.will_fail = True
+    if without:
+        draft.choices.append(
+            f"{'check will fail' if draft.will_fail else 'check will reject conversations'}: the template writes no "
+            f"reasoning, which {found.about(without.expected)} conversations have ({without.code}); {REASONING}"
+        )
+    if rejected > allowed * read:
+        draft.will_fail = True
+        # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
+        enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
+        if first_failure(found.recipe):  # a smaller share would stop the run
+            enough = 1.0
+        draft.choices.append(
+            f"check will fail: {100 * rejected / read:.1f} % of the records are rejected, and max_rejects allows "
+            f"{100 * allowed:g} %; fix the records, or set max_rejects: {enough:g} to leave them out"
+        )
+    draft.choices += _cut_off(found)
+
+
+def _choose_length(found: Prediction, files: TokenizerFiles | None) -> tuple[int, str]:
+    """Return the length of rows that 99 % of the conversations fit, and why."""
+    longest = int(found.lengths.max(initial=0))
+    needed = int(np.quantile(found.lengths, FITTING, method="inverted_cdf")) if longest else 0
+    length = min(max(1, -(-needed // STEP)) * STEP, LONGEST_ROW)
+    limit, note = context_of(files) if files else None, ""
+    if limit and limit < length:
+        length = limit // STEP * STEP or 1 << (limit.bit_length() - 1)
+        note = f"; the model reads {limit:,}"
+    share = 100 * np.count_nonzero(found.lengths <= length) / max(len(found.lengths), 1)
+    fitting = "all conversations fit" if longest <= length else f"{share:.1f} % of the conversations fit"
+    return length, f"{fitting}; the longest{'' if found.whole else ' of the sample'} has {longest:,} tokens{note}"
 
 
 def _read_and_rejected(found: Prediction) -> tuple[int, int]:
     return found.ledger.conversations.read, sum(source.rejected for source in found.sources)
 
 
-def _path_in(folder: Path, path: Path) -> str:
+def _path_in(folder: Path, path: str) -> str:
     """Return a path, relative if it and `folder` are below the working directory."""
     here = Path.cwd()
     inside = all(Path(os.path.abspath(one)).is_relative_to(here) for one in (folder, path))
@@ -285,11 +415,14 @@ def _path_in(folder: Path, path: Path) -> str:
     return text
 
 
-def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
-    if not tokenizer:
+# A prediction, and the rejects for reasoning that the template cannot write, which the prediction is without.
+Predicted = tuple[Prediction, Rejected | None]
+
+
+def _choose_template(values: dict[str, Any], files: TokenizerFiles | None, draft: Draft) -> tuple[str, str, Predicted]:
+    if not files:
         note = "its markers become control tokens of the trained tokenizer"
-        return "chatml", note, _predict(values | {"template": "chatml"})
-    files = find_tokenizer(tokenizer)
+        return "chatml", note, _predict(values | {"template": "chatml"}, draft)
     encoder = open_encoder(files)
     name = next((name for name, markers in TYPICAL.items() if all(map(encoder.is_token, markers))), "alpaca")
     note = "the tokenizer has no control tokens of a chat template, and this one needs only text"
@@ -302,27 +435,28 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
         has_template = files.chat_template() is not None
     if has_template:
         try:
-            found = _predict(values | {"template": "tokenizer"})
+            found, without = _predict(values | {"template": "tokenizer"}, draft)
             refused = [
                 reject
                 for reject in found.rejects
                 if reject.reason.startswith("template_") or reject.reason == "turn_not_located"
             ]
             if sum(reject.looked_at for reject in refused) <= found.looked_at / 10:
-                return "tokenizer", "the tokenizer's own template", found
+                return "tokenizer", "the tokenizer's own template", (found, without)
             problem = refused[0].message
         except PackError as error:
             problem = str(error)
         note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
-    return name, note, _predict(values | {"template": name})
+    return name, note, _predict(values | {"template": name}, draft)
 
 
-def _predict(values: dict[str, Any]) -> Prediction:
+def _predict(values: dict[str, Any], draft: Draft) -> Predicted:
     config = Config.model_validate(values | {"max_rejects": 1.0})
-    found = predict(config, Path(), Path(), budget=BUDGET)
-    if not any(reject.reason == "reasoning_not_written" for reject in found.rejects):
-        return found
-    return predict(config.model_copy(update={"reasoning": "drop"}), Path(), Path(), budget=BUDGET)
+    found = predict(config, Path(), draft.layout.root, budget=BUDGET)
+    without = next((reject for reject in found.rejects if reject.reason == "reasoning_not_written"), None)
+    if without:
+        found = predict(config.model_copy(update={"reasoning": "drop"}), Path(), draft.layout.root, budget=BUDGET)
+    return found, without
 
 
 def _cut_off(found: Prediction) -> list[str]:
@@ -348,13 +482,45 @@ def _broken(found: Prediction) -> list[str]:
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(draft: Draft, output: Path) -> Iterator[str]:
-    if SCHEMA.is_file():
-        root, folder = SCHEMA.parents[2], output.resolve().parent
-        schema = os.path.relpath(SCHEMA, folder) if folder.is_relative_to(root) else SCHEMA
-        yield f"# yaml-language-server: $schema={schema}"
-    yield f"# Dry run: packcorpus check {one_line(str(output))}"
-    yield f"# Run:     packcorpus pack {one_line(str(output))}"
+def _short_lines(draft: Draft) -> Iterator[str]:
+    """Yield the settings that were decided, each with its reason."""
+    yield from _comment(ALL_SETTINGS)
+    for line in draft.choices:
+        yield from _comment(f"{line[0].upper()}{line[1:]}.")
+    yield f"name: {_yaml(draft.values['name'])}"
+    yield "sources:"
+    values = iter(draft.values["sources"])
+    for entry in draft.entries:
+        if entry.problem:
+            why = entry.problem.partition("; ")[0]
+            yield f"  {_comment(from_here(f'Left out: {entry.path}: {why}'))[0]}"
+            continue
+        source = {key: value for key, value in next(values).items() if key != "format"}
+        if (format := draft.given.of_sources.get("format", "auto")) != "auto":
+            source["format"] = format
+        path = source.pop("path")
+        yield from _commented(f"  - {'path: ' * bool(source)}{_yaml(path)}", entry.describe(full=False), "  ")
+        yield from (f"    {key}: {_yaml(value)}" for key, value in source.items())
+    for name in ("tokenizer", "template", "sequence_length"):
+        line = f"{name}: {_yaml(draft.values[name])}" if name in draft.values else f"# {name}: Qwen/Qwen3-8B"
+        yield from _commented(line, draft.notes[name])
+
+
+def _commented(line: str, comment: str, indent: str = "") -> list[str]:
+    """Return a line with a comment behind it or, if both are too long, above it."""
+    comment = one_line(comment)
+    together = f"{line}  # {comment}"
+    if not comment or len(together) <= WIDTH:
+        return [together if comment else line]
+    return [*_comment(comment, f"{indent}# ", f"{indent}# "), line]
+
+
+def _full_lines(draft: Draft) -> Iterator[str]:
+    root, folder = SCHEMA.parents[2], draft.folder.resolve()
+    if SCHEMA.is_file() and folder.is_relative_to(root):  # in a clone; an absolute path would be of this machine only
+        yield f"# yaml-language-server: $schema={os.path.relpath(SCHEMA, folder)}"
+    for line in draft.choices:
+        yield from _comment(f"{line[0].upper()}{line[1:]}.")
     defaults = defaults_of(Config)
     for name, setting in Config.model_fields.items():
         if KEYS[name].advanced:
@@ -366,8 +532,8 @@ def _lines(draft: Draft, output: Path) -> Iterator[str]:
             continue
         if get_origin(setting.annotation) is Literal:
             yield from _comment(f"One of: {', '.join(get_args(setting.annotation))}.")
-        note = draft.notes.get(name, "")
-        yield from _comment(f"Chosen: {note}." if name == "template" else note)
+        if note := draft.notes.get(name, ""):
+            yield from _comment(f"Chosen: {note}." if name in draft.values else f"{note[0].upper()}{note[1:]}.")
         value = draft.values.get(name, defaults[name])
         yield f"# {name}:" if value is None else f"{name}: {_yaml(value)}"
     yield ""
@@ -388,7 +554,7 @@ def _source_lines(draft: Draft) -> Iterator[str]:
         if entry.problem:
             yield from _comment(f"Left out: {entry.path}: {entry.problem}", "  # ", "  # ")
             continue
-        yield from _comment(entry.describe(), "  # ", "  # ")
+        yield from _comment(entry.describe(full=True), "  # ", "  # ")
         for number, (key, value) in enumerate(next(values).items()):
             yield f"  {' ' if number else '-'} {key}: {_yaml(value)}"
     if draft.left_out:
@@ -421,13 +587,27 @@ def one_line(text: str, strip: bool = True) -> str:
 # -- the sources -------------------------------------------------------------------------------------------------------
 
 
-def _find_entries(path: Path, draft: Draft) -> Iterator[Entry]:
+def is_remote(path: str) -> bool:
+    """Return whether a path is a URL, or can only be the name of a dataset on the Hub."""
+    if is_url(path):
+        return check_url(path) != "file"
+    return not os.path.exists(os.path.expanduser(path)) and hub_name(path) is not None and not _has_extension(path)
+
+
+def _has_extension(name: str) -> bool:
+    return container_by_extension(name) is not None
+
+
+def _find_entries(path: str, draft: Draft) -> Iterator[Entry]:
     """Yield one entry for all files of a path, or one per file.
 
     There is one entry if all files can be read and have the same format and columns. Files that were found before are
     skipped. Raises UsageError if the columns are invalid, or if a file is an output of packcorpus.
     """
-    for part in _known(path, draft):
+    if is_remote(path):
+        yield _entry(path, draft)
+        return
+    for part in _known(Path(os.path.expanduser(path)), draft):
         files = [file for file, *_ in find_paths(str(part), Path())]
         if any(file.resolve().is_relative_to(output) for file in files for output in Layout(Path()).outputs()):
             raise UsageError("own_output", f"{part}: is an output of packcorpus, not a source")
@@ -435,8 +615,8 @@ def _find_entries(path: Path, draft: Draft) -> Iterator[Entry]:
         for file in files:
             if file.resolve() not in draft.seen:
                 draft.seen.add(file.resolve())
-                entries.append(_entry(file, draft.given))
-        first = entries[0] if entries else Entry(part, [])
+                entries.append(_entry(str(file), draft))
+        first = entries[0] if entries else Entry(str(part), [])
         differ = any(
             entry.problem or (entry.format, entry.columns) != (first.format, first.columns) for entry in entries
         )
@@ -451,39 +631,56 @@ def _find_entries(path: Path, draft: Draft) -> Iterator[Entry]:
             for role, names in entry.roles.items():
                 known = first.roles.setdefault(role, [])
                 known += [name for name in names if name not in known]
-        yield replace(first, path=part)
+        yield replace(first, path=str(part))
 
 
 def _known(path: Path, draft: Draft) -> Iterator[Path]:
     """Yield the path itself, or a glob per known extension.
 
-    The globs are for a folder that also contains other files. If a folder contains outputs of packcorpus, yield paths
-    next to these outputs instead, because a glob would include the outputs.
+    The globs are for a folder that also contains other files. If a folder contains outputs of packcorpus or files of a
+    model, yield the paths next to them instead, because a glob would include them.
     """
     if not path.is_dir():
         yield path
         return
     outputs = Layout(Path()).outputs()
     children: list[Path] = []
-    if any(output.is_dir() and path.resolve() in output.parents for output in outputs):
+    mixed = any(output.is_dir() and path.resolve() in output.parents for output in outputs) or _has_model(path)
+    if mixed:
         children = sorted(child for child in path.iterdir() if not child.name.startswith("."))
         names = [child.name for child in children if child.is_file()]
+        of_model = model_files(names)
+        draft.models += [str(path / name) for name in sorted(of_model)]
+        names = [name for name in names if name not in of_model]
     else:
-        names = _names(path)
+        names, of_model = _names(path), set()
         saved = any(os.path.basename(name) in ("state.json", "dataset_dict.json") for name in names)
-        if saved or all(map(container_by_extension, names)):
+        if saved or all(map(_has_extension, names)):
             yield path
             return
-    known = [name for name in names if container_by_extension(name)]
-    draft.left_out += [name for name in names if not container_by_extension(name)]
+    known = [name for name in names if _has_extension(name)]
+    draft.left_out += [name for name in names if not _has_extension(name)]
     deep = "**/" if any(os.sep in name for name in known) else ""
-    for extension in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
-        yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")
+    if of_model:
+        yield from (path / name for name in known)
+    else:
+        for extension in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
+            yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")
     for child in children:
         if child.resolve() in outputs:
             draft.skipped.append(f"{child}/")
+        elif child.is_dir() and is_model(child):
+            draft.models.append(f"{child}/")
         elif child.is_dir() and _names(child):
             yield from _known(child, draft)
+
+
+def _has_model(folder: Path) -> bool:
+    """Return whether files of a model are in a folder or below it."""
+    return any(
+        model_files(files) and not any(part.startswith(".") for part in Path(where).relative_to(folder).parts)
+        for where, _, files in os.walk(folder)
+    )
 
 
 def _names(path: Path) -> list[str]:
@@ -494,93 +691,51 @@ def _names(path: Path) -> list[str]:
     return sorted(found)
 
 
-def _entry(path: Path, given: dict[str, Any]) -> Entry:
-    """Sample one file and return its entry."""
+def _entry(path: str, draft: Draft) -> Entry:
+    """Sample one file, or the files of a remote path, and return the entry."""
+    given, layout = draft.given.of_sources, draft.layout if is_remote(path) else None
     guessed, columns = False, given.get("columns", {})
     files: list[SourceFile] = []
     try:
         try:
-            files = find_files([Source(**{"path": str(path), **given})], Path())
+            files = find_files([Source(**{"path": path, **given})], Path(), layout)
         except DataError as error:
             guessed = error.reason == "unknown_format" and not columns
-            columns = guess_columns_of(path) if guessed else columns
-            files = find_files([Source(**{"path": str(path), **given, "columns": columns})], Path())
-        [file], [sample] = files, sample_files(files, BUDGET // 4, 1 << 24)
-        count_unused_keys(sample)
+            columns = guess_columns_of(path, layout) if guessed else columns
+            files = find_files([Source(**{"path": path, **given, "columns": columns})], Path(), layout)
+        samples = sample_files(files, BUDGET // 4, 1 << 24)
+        for sample in samples:
+            count_unused_keys(sample)
     except PackError as error:
         if not files and not isinstance(error, DataError):
+            if layout and hub_name(path) and isinstance(error, InputMissing):
+                error.message += f"; to name a model's tokenizer, write --tokenizer {path}"
             raise
         kind = error if error.reason in ("media_data", "preference_data") else None
         return Entry(path, files, problem=one_line(str(error).removeprefix(f"{path}: ")), error=kind)
-    fitting, first = _count_fitting(sample.records, file)
-    looked_at, roles = len(sample.records), dict[str, list[str]]()
+    records = [(record, sample.file) for sample in samples for _, record in sample.records]
+    fitting, first = _count_fitting(records)
+    looked_at, roles = len(records), dict[str, list[str]]()
     guesses = fitting < looked_at and "roles" not in given
-    if guesses and (guess := guess_roles((record for _, record in sample.records), columns)):
-        names = Source.model_validate({"path": str(path), "roles": guess}).role_names
-        more, other = _count_fitting(sample.records, replace(file, roles=tuple(names.items())))
+    if guesses and (guess := guess_roles((record for record, _ in records), columns)):
+        names = tuple(Source.model_validate({"path": path, "roles": guess}).role_names.items())
+        more, other = _count_fitting([(record, replace(file, roles=names)) for record, file in records])
         if more > fitting:
             fitting, first, roles = more, other, guess
     problem = f"none of its first {looked_at:,} records can be used; the first problem: {first}"
-    counts = fitting, looked_at, sample.total, sample.counted
-    return Entry(path, files, file.format, columns, roles, guessed, *counts, "" if fitting else one_line(problem))
+    counted = all(sample.counted and sample.stands_for == 1 for sample in samples)
+    counts = fitting, looked_at, sum(sample.expected for sample in samples), counted
+    formats = {file.format for file in files}
+    format = formats.pop() if len(formats) == 1 else "auto"
+    return Entry(path, files, format, columns, roles, guessed, *counts, "" if fitting else one_line(problem))
 
 
-def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, str]:
-    """Count the records of a file that are conversations."""
+def _count_fitting(records: Sequence[tuple[Any, SourceFile]]) -> tuple[int, str]:
+    """Return the number of conversations, and the first problem of another record."""
     problems = []
-    for _, record in records:
+    for record, file in records:
         try:
             file.conversation(record)
         except Reject as reject:
             problems.append(reject.message)
     return len(records) - len(problems), next(iter(problems), "")
-
-
-# -- the tokenizer -----------------------------------------------------------------------------------------------------
-
-
-def _tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """Return the nearest tokenizer that loads, and the next candidates.
-
-    Searches the folders of the sources, the working directory, and the folders below them. Does not search the folders
-    above, because their files may belong to another project or person.
-    """
-    starts = dict.fromkeys(folder.resolve() for folder in (*folders, Path()))
-    candidates = [*dict.fromkeys(candidate for start in starts for candidate in _candidates(start))]
-    outputs = Layout(Path()).outputs()
-    candidates = [path for path in candidates if not any(path.resolve().is_relative_to(output) for output in outputs)]
-    for number, candidate in enumerate(candidates, 1):
-        with suppress(PackError):
-            open_encoder(find_tokenizer(candidate))
-            return candidate, candidates[number:][:OTHERS]
-    return None, []
-
-
-def _candidates(start: Path) -> Iterator[Path]:
-    """Yield folders and files that may be tokenizers, the nearest first."""
-    level, seen = [start], 0
-    for _ in range(DEPTH + 1):
-        below = []
-        for folder in level:
-            seen += 1
-            if seen > MOST_FOLDERS:
-                return
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            names = {entry.name for entry in entries}
-            if names & {"manifest.json", "index.arrow"}:  # a corpus, with its own copy of a tokenizer
-                continue
-            if names & {"tokenizer.json", "tokenizer.model"}:
-                yield folder
-            else:
-                yield from (
-                    Path(entry.path)
-                    for entry in entries
-                    if entry.name.endswith(".model") and entry.is_file() and 0 < entry.stat().st_size <= LARGEST
-                )
-            below += [
-                Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__"))
-            ]
-        level = below

@@ -11,11 +11,11 @@ The last lines of its output compare the predicted and the measured CPU seconds 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.sources.parts import HASH_THREADS
 from packcorpus.tasks.storage.facts import Ledger
 
@@ -56,7 +56,7 @@ def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
 
 def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int) -> dict[str, Any]:
     """Return the costs of a Prediction whose rows have `places` places."""
-    recipe, config, tokens, cores = chosen.recipe, chosen.recipe.config, ledger.tokens, os.cpu_count() or 1
+    recipe, config, tokens, usable = chosen.recipe, chosen.recipe.config, ledger.tokens, cores()
     conversations, pieces = ledger.conversations.read, ledger.pieces.packed
     weights = [each.sample.expected / max(len(each.sample.records), 1) for each in chosen.sampled]
     if not config.packing:  # all text is written twice: as messages, and rendered
@@ -68,14 +68,15 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     else:
         shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
     listed = pieces + sum(ledger.conversations.dropped.values())
+    of_index, of_plan = INDEX_BYTES + 4 * config.splits_at_turns, PLAN_BYTES + 4 * config.splits_at_turns
     disk = {
         "shards": shards,
-        "index": listed * INDEX_BYTES,
+        "index": listed * of_index,
         "token_files": sum(each.file.size * weight for each, weight in zip(chosen.sampled, weights, strict=True)),
-        "plan": listed * INDEX_BYTES + pieces * PLAN_BYTES,
+        "plan": listed * of_index + pieces * of_plan,
         "tokenizer": sum(file.stat().st_size for file in recipe.tokenizer_files.files),
     }
-    at_once = max(1, min(workers, cores))
+    at_once = max(1, min(workers, usable))
     text_bytes = tokens.encoded * TOKEN_BYTES / at_once
     planned = max(conversations, pieces / config.epochs)
     memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
@@ -84,11 +85,12 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     parts = max(len(recipe.files), size // config.part_size)
     plan = TASK + plan_seconds(max(conversations, pieces), tokens.encoded, config.epochs)
     steps = STEP * (parts + sum(recipe.shards.values()))
-    hashing = size * HASHED_BYTE / min(HASH_THREADS, cores, len(recipe.files))
+    hashing = size * HASHED_BYTE / min(HASH_THREADS, usable, len(recipe.files))
     seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
     return {
         "bytes_on_disk": {name: round(size) for name, size in disk.items()},
         "peak_memory_bytes": round(float(memory)),
         "seconds": round(seconds, 1),
         "workers": workers,
+        "cores": usable,
     }

@@ -25,6 +25,7 @@ import numpy as np
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.error_codes import CODES
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.corpus.summary import BATCH_ROWS, steps_of
 from packcorpus.tasks.dry_run.cost_model import estimate_costs
 from packcorpus.tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
@@ -43,19 +44,20 @@ from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
 from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
-from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, REASONING, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import APART, AS_RENDERED, LEFT_OUT, PRICE, REASONING, noticed_in
 
+COUNTED = (*APART, *LEFT_OUT, *PRICE, *REASONING, *AS_RENDERED)  # counts of receipts that a ledger sums up
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
 
 def predict(
-    config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET, batches: Sequence[int] = ()
+    config: Config, folder: Path, root: Path, workers: int = 0, budget: int = BUDGET, batches: Sequence[int] = ()
 ) -> Prediction:
     """Predict the result of a run from about `budget` bytes of its sources.
 
-    `folder` is the folder of the config. `batches` are numbers of rows per step to show steps and warnings for; by
-    default, BATCH_ROWS are shown. Raises the errors that a run would raise about the config, sources, tokenizer, and
-    template.
+    `folder` is the folder of the config. By default, there is a worker per core. `batches` are numbers of rows per step
+    to show steps and warnings for; by default, BATCH_ROWS are shown. Raises the errors that a run would raise about the
+    config, sources, tokenizer, and template.
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
@@ -70,8 +72,8 @@ def predict(
         rows, squares = _rows(chosen)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         rejects = _rejects(chosen)
-        ledger = _ledger(chosen, rejects, places)
-        costs = estimate_costs(chosen, ledger, places, workers)
+        ledger = _ledger(chosen, rejects, places, sum(rows.values()))
+        costs = estimate_costs(chosen, ledger, places, workers or cores())
     longest, accepted = config.sequence_length, chosen.pieces.accepted
     full = 100 * ledger.tokens.packed / max(places, 1)
     trained = chosen.scale * int(chosen.account.of("trained")[:, 0].sum())
@@ -81,11 +83,12 @@ def predict(
     # Conversations that the overlong policy applied to.
     is_too_long = np.isin(chosen.reason, (0, drop_code("too_long"), REJECTED))
     is_too_long &= accepted.length > longest
+    longest_samples = accepted.samples.most(accepted.length)
     found = Prediction(
         config=None,
         settings=config.model_dump(mode="json"),
         tokenizer=Tokenizer(
-            "" if config.tokenizer is None else recipe.tokenizer_files.main.name,
+            "" if config.tokenizer is None else recipe.tokenizer_name,
             encoder.kind,
             encoder.vocab_size,
             trained_here=config.tokenizer is None,
@@ -110,6 +113,7 @@ def predict(
         failures=[],
         warnings=[],
         recipe=recipe,
+        lengths=longest_samples[longest_samples > 0],
     )
     for batch in batches or BATCH_ROWS:
         of_splits = (
@@ -170,13 +174,12 @@ def _packed_rows(lengths: np.ndarray, scale: float, config: Config) -> tuple[lis
 # -- sums --------------------------------------------------------------------------------------------------------------
 
 
-def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int) -> Ledger:
+def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int, rows: int) -> Ledger:
     config, account = chosen.recipe.config, chosen.account
     least = account.total("places") + (account.alignment or 0) if config.packing else 0
     rejected = {reject.reason: round(reject.expected / chosen.scale) for reject in rejects}
-    values = scaled_by(
-        make_ledger(_receipts(chosen), account, rejected, least, chosen.recipe).model_dump(), chosen.scale
-    )
+    found = make_ledger(_receipts(chosen), account, rejected, least, rows / chosen.scale, chosen.recipe)
+    values = scaled_by(found.model_dump(), chosen.scale)
     tokens = values["tokens"]
     if config.packing and config.padding == "row":
         tokens["padding"] = max(0, places - tokens["packed"])
@@ -184,10 +187,11 @@ def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int) -> Ledg
 
 
 def scaled_by(values: Any, scale: float) -> Any:
-    """Scale all numbers of a JSON value, and round them."""
+    """Scale all integers of a JSON value; other numbers are shares."""
     if isinstance(values, dict):
         return {name: scaled_by(value, scale) for name, value in values.items()}
-    return values if values is None or isinstance(values, bool) else round(values * scale)
+    is_count = isinstance(values, int) and not isinstance(values, bool)
+    return round(values * scale) if is_count else values
 
 
 def _receipts(chosen: Selection) -> list[dict[str, Any]]:
@@ -201,9 +205,7 @@ def _receipts(chosen: Selection) -> list[dict[str, Any]]:
             "tokens": int(accepted.encoded(slice(*edges)).sum()),
         }
         share = times.sum() / max(len(times), 1)
-        receipts.append(
-            {name: round(share * each.counts.get(name, 0)) for name in (*APART, *LEFT_OUT, *REASONING)} | counts
-        )
+        receipts.append({name: round(share * each.counts.get(name, 0)) for name in COUNTED} | counts)
     return receipts
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from packcorpus.tasks.inspection.rows import Span
 from packcorpus.tasks.packing.balance import Waiting
 from packcorpus.tasks.recipe import Recipe
@@ -114,14 +116,16 @@ class Prediction:
     packing_efficiency: float | None
     bytes_on_disk: dict[str, int]  # by kind of file
     peak_memory_bytes: int  # of the largest process
-    seconds: float  # with `workers` on idle cores
+    seconds: float  # with `workers` on idle `cores`, those that this process may use
     workers: int
+    cores: int
     steps: list[Steps]
     waiting: list[Waiting]
     run_fails: bool
     failures: list[str]
     warnings: list[str]
     recipe: Recipe = field(repr=False)
+    lengths: np.ndarray = field(repr=False)  # int[conversations] of the sample: tokens of their longest samples
 
     @property
     def looked_at(self) -> int:

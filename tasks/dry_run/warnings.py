@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from packcorpus.tasks.core.printable import counted
 from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, content_notes, explain_limits, explain_overlong
+from packcorpus.tasks.dry_run.expected_mixture import explain_mixture, sizes_of
 from packcorpus.tasks.dry_run.prediction import Prediction, Steps
 from packcorpus.tasks.dry_run.sample import Selection
 from packcorpus.tasks.encoders.encoder import Encoder, is_blank
+from packcorpus.tasks.packing.mixture import is_mixed
 from packcorpus.tasks.packing.pieces import MOST_CONVERSATIONS
 from packcorpus.tasks.packing.rejects import suggest_settings
 from packcorpus.tasks.templates.adjust import explain_undefined
@@ -68,6 +70,9 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     the user gave.
     """
     config, counts, tokens = found.recipe.config, found.ledger.conversations, found.ledger.tokens
+    sizes = sizes_of([each.sample for each in chosen.sampled])
+    if is_mixed(config) and config.weighting != "token_share":
+        yield from explain_mixture(config, sizes, "" if found.whole else "about ")
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited
     yield from content_notes(found.ledger, found.settings, is_sample=not found.whole)
@@ -84,7 +89,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
             f"setting has the same effect as loss_weight: {instead}; if the key has another name, map it "
             "with columns: {loss_weight: KEY}"
         )
-    if config.overlong in ("truncate", "turns", "drop"):
+    if config.overlong != "error":
         yield from explain_overlong(found.ledger, found.settings, "will be ")
     balance = config.balance
     if balance and found.train_rows < balance.ranks * balance.rows_per_rank:
@@ -97,8 +102,8 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     if config.turns == "auto" and repeated >= NOTEWORTHY:
         yield (
             "turns: auto: the template writes earlier turns differently once another turn follows, so conversations "
-            f"have several samples; {100 * repeated:.0f} % of all tokens are repeated. With train_on: last, none are "
-            "repeated"
+            f'have several samples; {100 * repeated:.0f} % of all tokens are repeated. "To pay less" above lists the '
+            "settings that avoid it"
         )
     empty = found.noticed["empty_prompts"]
     if isinstance(empty, int) and empty > MOST_EMPTY_PROMPTS * found.looked_at:
@@ -117,9 +122,8 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     if short := [source.path for source in found.sources if source.reach < 1]:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
         yield f"{names}: compressed and too large to read completely; only the beginning was sampled"
-    for steps in found.steps:
-        if batches or steps.rows_per_step == BATCH_ROWS[1]:
-            yield from step_warnings(found, steps)
+    shown = [steps for steps in found.steps if batches or steps.rows_per_step == BATCH_ROWS[1]]
+    yield from step_warnings(found, shown)
 
 
 def _weighs_alike(chosen: Selection) -> bool:
@@ -147,26 +151,44 @@ def _markers_in_content(chosen: Selection, encoder: Encoder) -> list[str]:
     return [names[token] for token in markers]
 
 
-def step_warnings(found: Prediction, steps: Steps) -> Iterator[str]:
-    """Yield warnings about the optimizer steps of an epoch."""
-    rows, count, trained = steps.rows_per_step, steps.steps, steps.trained_tokens_per_step
-    if 0 < count < FEW_STEPS:
-        alone = math.ceil(found.per_row * found.train_rows / rows)
+def step_warnings(found: Prediction, shown: Sequence[Steps]) -> Iterator[str]:
+    """Yield warnings about the optimizer steps of an epoch, one for all numbers of rows.
+
+    `shown` are the steps at each number of rows per step.
+    """
+    few = [steps for steps in shown if 0 < steps.steps < FEW_STEPS]
+    if few:
+        counts = ", ".join(f"{counted(steps.steps, 'step')} at {counted(steps.rows_per_step, 'row')}" for steps in few)
+        alone = math.ceil(found.per_row * found.train_rows / few[0].rows_per_step)
         noun = "sample" if found.ledger.samples else "conversation"
         apart = ""
-        if found.per_row > 1.05 and alone > count:
-            apart = f" With one {noun} per row, it would have {alone:,}."
-        fewer, epochs = found.train_rows // FEW_STEPS, -(-FEW_STEPS // count)
-        ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
-        advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
-        yield (
-            f"At {counted(rows, 'row')} per step, an epoch has {counted(count, 'step')}, fewer than {FEW_STEPS}."
-            f"{apart} {advice}"
+        if found.per_row > 1.05 and alone > few[0].steps:
+            apart = f" With one {noun} per row, it would have {alone:,} at {counted(few[0].rows_per_step, 'row')}."
+        yield f"An epoch has {counts} per step, fewer than {FEW_STEPS}.{apart} {_advice(found, few)}"
+    noisy = [steps for steps in shown if 0 < steps.trained_tokens_per_step < FEW_TRAINED]
+    if noisy:
+        counts = ", ".join(
+            f"{steps.trained_tokens_per_step:,} at {counted(steps.rows_per_step, 'row')}" for steps in noisy
         )
-    if 0 < trained < FEW_TRAINED:
-        more = -(-rows * FEW_TRAINED // max(1, trained))
+        first = noisy[0]
+        more = -(-first.rows_per_step * FEW_TRAINED // first.trained_tokens_per_step)
         advice = f" Use {more:,} rows per step." if more < found.train_rows else ""
         yield (
-            f"At {counted(rows, 'row')} per step, a step has {trained:,} trained tokens, fewer than "
-            f"{FEW_TRAINED:,}. Its gradient comes from a few answers.{advice}"
+            f"A step has few trained tokens ({counts} per step), fewer than {FEW_TRAINED:,}. Its gradient comes from a "
+            f"few answers.{advice}"
         )
+
+
+def _advice(found: Prediction, few: Sequence[Steps]) -> str:
+    """Say how to train for more steps: with fewer rows per step, or for more epochs.
+
+    Rows are few enough if a step still has FEW_TRAINED trained tokens.
+    """
+    rows, ways = found.train_rows // FEW_STEPS, []
+    per_row = max(steps.trained_tokens_per_step / steps.rows_per_step for steps in few)
+    if rows > 1 and rows * per_row >= FEW_TRAINED and rows not in {steps.rows_per_step for steps in few}:
+        ways.append(f"{rows:,} rows per step")
+    best = min(few, key=lambda steps: -steps.steps)
+    if (epochs := -(-FEW_STEPS // best.steps)) <= MOST_EPOCHS:
+        ways.append(f"{epochs} epochs" + f" at {counted(best.rows_per_step, 'row')}" * (len(few) > 1))
+    return f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."

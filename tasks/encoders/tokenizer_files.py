@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from packcorpus.tasks.encoders.auto_classes import NAMES, VERSION, Settings
 from packcorpus.tasks.encoders.auto_tokenizer import Loaded, find_class, load
 from packcorpus.tasks.encoders.encoder import Encoder, token_name
@@ -21,6 +22,7 @@ from packcorpus.tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from packcorpus.tasks.storage.corpus_folder import check_listed, find_listed
 from packcorpus.tasks.storage.files import sha256_of
 from packcorpus.tasks.storage.manifest import Manifest
+from packcorpus.tasks.stores.urls import is_url, model_named, without_secrets
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -34,6 +36,13 @@ _LIKE = "transformers-"
 
 # The folder of a tokenizer with further chat templates, as files NAME.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
+
+
+# What is fetched of a tokenizer on the Hub, and patterns for a command line that cover it.
+FETCHED = (*TOKENIZER_FILES, *DECIDING, "*.model", f"{MORE_TEMPLATES}/*.jinja")
+DOWNLOADED = ("*.json", "*.jinja", "*.model")
+
+EXPECTED = "expected a tokenizer.json, a SentencePiece .model, a folder with one, or a name on the Hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,44 @@ def is_like_transformers(digest: str) -> bool:
     return digest.startswith(_LIKE)
 
 
+def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, str]:
+    """Return the path of a tokenizer and its commit on the Hub, or "" for a local one.
+
+    `path` is the path that the name is, if it is one; a path that exists takes precedence. The files of a tokenizer on
+    the Hub are in the cache of the Hub, all of one commit: `commit`, or else the current one of the revision. Raises
+    InputMissing if neither can be found, and UsageError for a URL of another kind.
+    """
+    if os.path.exists(path) and not commit:
+        return path, ""
+    model = model_named(named)
+    if model is None:
+        if is_url(named):
+            model = model_named(re.sub("^https://huggingface.co/|/tree/main|/$", "", named))
+            hint = f"; did you mean {model.name}?" if model else ""
+            problem = f"a tokenizer is a path or a name on the Hub, such as Qwen/Qwen3-8B{hint}"
+            raise UsageError("url_not_supported", f"{without_secrets(named)}: {problem}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
+    from packcorpus.tasks.stores.hub import fetch_model
+
+    here = "" if named.startswith("hf://") else f"no such file or folder ({path}); as a name on the Hub: "
+    download = f"run: {model.download_command(DOWNLOADED)}"
+    try:
+        folder = fetch_model(model, FETCHED, commit)
+    except PackError as error:
+        if error.reason == "disk_failed":
+            raise
+        problem = str(error).removeprefix(f"{model.name}: ").removesuffix("; run again")
+        if error.reason == "store_denied":
+            problem += f"; then {download}"
+        elif error.reason != "object_missing":
+            problem += f"; the cache (HF_HOME) does not have it; where the Hub can be reached, {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {here}{problem}") from None
+    if not any(folder.glob("tokenizer.json")) and not any(folder.glob("*.model")):
+        problem = f"{folder} has no tokenizer.json or .model file; if the model has one, {download}"
+        raise InputMissing("tokenizer_missing", f"{named}: {here}{problem}")
+    return folder, folder.name
+
+
 def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
 
@@ -178,11 +225,7 @@ def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
-        raise InputMissing(
-            "tokenizer_missing",
-            f"{path}: no such tokenizer; expected a SentencePiece .model, a tokenizer.json, or a folder with one "
-            "(names on a hub are not downloaded)",
-        )
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
     if path.stat().st_size == 0:
         raise DataError("bad_tokenizer", f"{path}: empty file; expected a tokenizer")
     if path.suffix not in (".model", ".json"):

@@ -20,6 +20,7 @@ import orjson
 
 from packcorpus.tasks.core.errors import Busy, DataError, UsageError
 from packcorpus.tasks.core.printable import aligned, counted, in_bytes, suggest
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.exports.automodel import Automodel
 from packcorpus.tasks.exports.axolotl import Axolotl
 from packcorpus.tasks.exports.llama_factory import LlamaFactory
@@ -246,7 +247,7 @@ def _write_rows(
         format.write_shard(job, batches_of(job, part), part, out)
         return part
 
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(THREADS, cores())) as threads:
         try:
             parts = list(threads.map(write, jobs))
         except BaseException:

@@ -11,6 +11,8 @@ objects.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,8 +20,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packcorpus.tasks.core.errors import DataError, UsageError
-from packcorpus.tasks.core.printable import printable, suggest
+from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
+from packcorpus.tasks.core.printable import digits_of, printable, suggest
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.storage.corpus_folder import check_unchanged, listed_file, reading
 from packcorpus.tasks.storage.facts import Shard
@@ -28,6 +30,9 @@ from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.shards import open_index, to_dicts
 
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
+
+# The most records with one id that an error lists.
+MOST_WITH_ID = 5
 
 Place = dict[str, Any]
 """An entry of the index (schemas.INDEX_SCHEMA) with its `number`, from 0.
@@ -144,13 +149,14 @@ def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
 def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
     """Return all places of the conversation or sample that `text` names.
 
-    `text` is FILE:LINE for a conversation, or "FILE:LINE turn N" for one of its samples. Raises UsageError if the
-    corpus has no such conversation or sample.
+    `text` is FILE:LINE for a conversation, ID or FILE:ID for the `id` of its record, or #N for its number in the index.
+    " turn N" after it is for one of its samples. Raises UsageError if the corpus has no such conversation or sample.
     """
     place, between, turn = text.rpartition(" turn ")
+    turn = digits_of(turn)
     if not between or not turn.isdecimal():
-        return pieces_of_record(manifest, folder, *parse_place(manifest, text))
-    found = pieces_of_record(manifest, folder, *parse_place(manifest, place))
+        return _places_of(manifest, folder, text)
+    found = _places_of(manifest, folder, place)
     chosen = [piece for piece in found if str(piece.get("turn")) == turn]
     if not chosen:
         turns = ", ".join(str(number) for number in sorted({piece.get("turn", -1) for piece in found} - {-1}))
@@ -159,18 +165,64 @@ def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
     return chosen
 
 
+def _places_of(manifest: Manifest, folder: Path, text: str) -> list[Place]:
+    """Return all places of the conversation that `text` names without a turn."""
+    number = digits_of(text)
+    if text.startswith("#") and number.isdecimal():
+        return pieces_of_number(manifest, folder, int(number))
+    name, _, line = text.rpartition(":")
+    if not name or not digits_of(line).isdecimal():
+        return _places_of_id(manifest, folder, text, is_required=True)
+    # An id may contain a colon and end with a number.
+    places: list[Place] = []
+    if not _sources_named(manifest, name):
+        with suppress(DataError, InputMissing):
+            places = _places_of_id(manifest, folder, text)
+    return places or pieces_of_record(manifest, folder, *parse_place(manifest, text))
+
+
+def _places_of_id(manifest: Manifest, folder: Path, text: str, is_required: bool = False) -> list[Place]:
+    """Return the places of the record whose own `id` is ID, for ID or FILE:ID.
+
+    The sources are read, because the index has no ids. Raises UsageError if several records have this id.
+    """
+    from packcorpus.tasks.inspection.sources import records_with_id
+
+    name, _, own_id = text.partition(":")
+    chosen = _sources_named(manifest, name) if own_id else []
+    found = list(islice(records_with_id(manifest, folder, own_id if chosen else text, chosen), MOST_WITH_ID + 1))
+    if not found and is_required:
+        looked = f"no record of {' or '.join(manifest.sources[n].path for n in chosen) or 'its sources'} has this id"
+        raise UsageError("not_in_it", f"--at {text}: {looked}; expected FILE:LINE, such as chats.jsonl:12, or an id")
+    if len(found) > 1:
+        places = [f"{printable(manifest.sources[source].path)}:{record}" for source, record in found[:MOST_WITH_ID]]
+        more = ", …" * (len(found) > MOST_WITH_ID)
+        raise UsageError(
+            "not_in_it", f"--at {text}: several records have this id: {', '.join(places)}{more}; name one of them"
+        )
+    return pieces_of_record(manifest, folder, *found[0]) if found else []
+
+
+def _sources_named(manifest: Manifest, name: str) -> list[int]:
+    """Return the indices of the sources with a path, or with these last components."""
+    paths = [source.path for source in manifest.sources]
+    wanted = PurePosixPath(name).parts
+    found = [n for n, path in enumerate(paths) if path == name]
+    return found or [
+        n for n, path in enumerate(paths) if wanted and PurePosixPath(path).parts[-len(wanted) :] == wanted
+    ]
+
+
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     """Parse FILE:LINE into an index into the manifest's sources and a record number.
 
     FILE may be the last components of a path. Raises UsageError if FILE matches no source or several sources.
     """
     name, _, line = text.rpartition(":")
+    line = digits_of(line)
     if not name or not line.isdecimal():
         raise UsageError("bad_command_line", f"--at {text}: expected FILE:LINE, such as chats.jsonl:12")
-    paths = [source.path for source in manifest.sources]
-    wanted = PurePosixPath(name).parts
-    found = [n for n, path in enumerate(paths) if path == name]
-    found = found or [n for n, path in enumerate(paths) if PurePosixPath(path).parts[-len(wanted) :] == wanted]
+    paths, found = [source.path for source in manifest.sources], _sources_named(manifest, name)
     if len(found) == 1:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:

@@ -8,16 +8,17 @@ mix-0123456789ab, mix, 0123456789ab  ─▶ manifests/mix-0123456789ab.json, by 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from packcorpus.tasks.core.printable import printable, suggest
+from packcorpus.tasks.core.printable import counted, printable, suggest
 from packcorpus.tasks.stores.urls import scratch_with, url_of
 
 if TYPE_CHECKING:
@@ -267,6 +268,8 @@ class Listed:
     packing_efficiency: float | None
     finished: str | None  # when its run ended, in UTC
     row_lengths: tuple[int, ...]
+    is_gone: bool  # the corpus folder is missing
+    differs: dict[str, Any]  # the settings in which it differs from other corpora of its name
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,30 @@ class Listing:
 def list_manifests(root: Path = HERE) -> Listing:
     """List the manifests in manifests/."""
     _fetched(None, root)
-    return Listing([_listed(path) for path in sorted(manifests_of(root).glob("*.json"))])
+    listed = [_listed(path) for path in sorted(manifests_of(root).glob("*.json"))]
+    settings = {one.path: one.differs for one in listed if isinstance(one, Listed)}
+    found: list[Listed | Unreadable] = []
+    for one in listed:
+        if isinstance(one, Listed):
+            others = [settings[each.path] for each in listed if isinstance(each, Listed) and each.name == one.name]
+            differs = {
+                key: value for key, value in one.differs.items() if any(other.get(key) != value for other in others)
+            }
+            one = replace(one, differs=differs)
+        found.append(one)
+    return Listing(found)
+
+
+def _identity(manifest: Manifest) -> dict[str, Any]:
+    """Return what makes a corpus: its settings, and the digests of its files."""
+    names = sorted({source.path for source in manifest.sources})
+    digest = hashlib.sha256("".join(source.sha256 for source in manifest.sources).encode()).hexdigest()
+    sources = f"{names[0] if len(names) == 1 else counted(len(names), 'file')} {digest[:8]}"
+    tokenizer = f"{manifest.config.get('tokenizer') or 'trained here'} {manifest.tokenizer.sha256[:8]}"
+    template = f"{manifest.template.name} {manifest.template.sha256[:8]}"
+    # The length has a column of its own.
+    settings = {key: value for key, value in manifest.config.items() if key not in ("sequence_length", "sources")}
+    return settings | {"tokenizer": tokenizer, "template": template, "sources": sources}
 
 
 def _listed(path: Path) -> Listed | Unreadable:
@@ -312,5 +338,6 @@ def _listed(path: Path) -> Listed | Unreadable:
     finished = record.get("finished") if isinstance(record, dict) else None
     return Listed(
         path, manifest.name, manifest.key, manifest.sequence_length, packing.rows, packing.packing_efficiency,
-        finished if isinstance(finished, str) else None, manifest.row_lengths,
+        finished if isinstance(finished, str) else None, manifest.row_lengths, found.corpus is None,
+        _identity(manifest),
     )  # fmt: skip

@@ -41,8 +41,14 @@ class SearchResult:
     manifest: Path
     search: str
     limit: int
-    conversations: list[Piece]  # without `spans`; with `trained_on` and, in a packed corpus, an `excerpt`
+    # Their samples and pieces with the text, without `spans`; with `trained_on` and, in a packed corpus, an `excerpt`.
+    conversations: list[Piece]
     more: bool
+
+    @property
+    def count(self) -> int:
+        """Return the number of conversations, each of which may have several samples."""
+        return len({piece["origin"] if piece["number"] is not None else id(piece) for piece in self.conversations})
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
-    found, seen = list[Piece](), set[tuple[Any, ...]]()
+    found, seen, records = list[Piece](), set[tuple[Any, ...]](), set[tuple[Any, ...]]()
     for hit in search(manifest, folder, text, encoder):
         places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
         place = next((place for place in places if place["start"] == hit.start), None)
@@ -144,8 +150,10 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
             if key in seen:
                 continue
             seen.add(key)
-        if len(found) == limit:
+        record = (place["source"], place["record"]) if place else (len(found),)
+        if len(records) == limit and record not in records:
             return SearchResult(path, text, limit, found, True)
+        records.add(record)
         # A hit has a row even if a damaged index does not list it.
         row = int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
         piece = place_in_corpus(manifest, place) | {"trained_on": hit.trained, "split": hit.split, "row_of_split": row}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from packcorpus.tasks.config import Config, load_config
 from packcorpus.tasks.conversations.formats import guess_columns
-from packcorpus.tasks.conversations.model import Conversation, as_row
+from packcorpus.tasks.conversations.model import Conversation, as_openai, as_row, content_digest, whole_text
 from packcorpus.tasks.core.error_codes import CODES
-from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
 from packcorpus.tasks.readers.container import RecordReader
 from packcorpus.tasks.readers.containers import container_by_extension, container_named
 from packcorpus.tasks.sources.digests import DigestCache
@@ -23,8 +23,10 @@ from packcorpus.tasks.sources.locate import find_paths
 from packcorpus.tasks.sources.model import Source, SourceFile
 from packcorpus.tasks.sources.sample_files import sample_files
 from packcorpus.tasks.sources.source_files import find_files, identify_file
+from packcorpus.tasks.storage.facts import SourceFacts
 from packcorpus.tasks.storage.layout import Layout
-from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.storage.manifest import Manifest, load_manifest
+from packcorpus.tasks.verification.rebuild import config_for
 
 BUDGET = 1 << 19  # bytes that are read to guess the meaning of keys
 SAMPLED = 100  # records at the start of a source that its figures are computed from
@@ -157,6 +159,51 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
     return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
 
 
+def messages_of_record(manifest: Manifest, folder: Path, place: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation of a corpus, in OpenAI's form.
+
+    They are read from its source, whose folder run.json records. `place` is an entry of the index. Raises InputMissing
+    if the source is gone, and DataError if its conversation has changed.
+    """
+    facts = manifest.sources[place["source"]]
+    where = f"{facts.path}:{place['record']}"
+    config, origin = config_for(manifest, folder, None)
+    file = _source_of(facts, config.sources[facts.entry], origin, Layout(folder.parents[2]).remote())
+    record = record_of(file, place["record"])
+    if isinstance(record, Reject) or content_digest(whole_text(record).encode()) != place["digest"]:
+        raise DataError("origin_changed", f"{where}: is not the conversation that was packed: the source has changed")
+    return [as_openai(message) for message in record.messages]
+
+
+def records_with_id(
+    manifest: Manifest, folder: Path, own_id: str, sources: Sequence[int] = ()
+) -> Iterator[tuple[int, int]]:
+    """Yield each source of a corpus and number of a record whose own `id` is `own_id`.
+
+    `sources` are indices into those of the manifest; without them, all are read, in bounded memory. Raises InputMissing
+    if a source is gone, and DataError if it has changed.
+    """
+    config, origin = config_for(manifest, folder, None)
+    copies = Layout(folder.parents[2]).remote()
+    for number in sources or range(len(manifest.sources)):
+        facts = manifest.sources[number]
+        file = _source_of(facts, config.sources[facts.entry], origin, copies)
+        if file.bytes != facts.bytes:
+            raise DataError("origin_changed", f"{facts.path}: has changed since it was packed")
+        for index, value in RecordReader(container_named(file.container), file):
+            if isinstance(value, dict) and str(value.get("id")) == own_id and value["id"] is not None:
+                yield number, index + 1
+
+
+def _source_of(facts: SourceFacts, entry: Source, origin: Path, copies: Path) -> SourceFile:
+    """Return a source of a corpus. Raises InputMissing if it is gone."""
+    located = find_paths(entry.path, origin, copies, facts.revision)
+    found = next((file for file in located if file.name == facts.path), None)
+    if found is None:
+        raise InputMissing("source_missing", f"{facts.path}: the source does not exist anymore")
+    return identify_file(found.path, found.name, entry, found.identity)
+
+
 def _identified(path: Path) -> SourceFile:
     """Identify a source file; guess unknown keys, as in `packcorpus init`."""
     try:
@@ -168,12 +215,14 @@ def _identified(path: Path) -> SourceFile:
         return identify_file(path, source=Source(path=str(path), columns=columns))
 
 
-def guess_columns_of(path: Path) -> dict[str, str]:
-    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
+def guess_columns_of(path: Path | str, layout: Layout | None = None) -> dict[str, str]:
+    """Return `guess_columns` of the first record of a file, or {} if it is unreadable.
+
+    With `layout`, the path may be remote, and its first file is read.
+    """
     known = Source(path=str(path), format="text")
     try:
-        [file] = find_files([known], Path())
-        [sample] = sample_files([file], BUDGET, 1 << 24)
+        [sample] = sample_files(find_files([known], Path(), layout)[:1], BUDGET, 1 << 24)
     except PackError:
         return {}
     record = next((value for _, value in sample.records if isinstance(value, dict)), {})

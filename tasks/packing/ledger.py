@@ -22,7 +22,15 @@ from packcorpus.tasks.storage.facts import Ledger
 from packcorpus.tasks.storage.layout import SPLITS, first_packing
 from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from packcorpus.tasks.storage.token_files import TokenColumns
-from packcorpus.tasks.tokenization.tokenize_part import APART, LEFT_OUT, REASONING, counts_in, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import (
+    APART,
+    AS_RENDERED,
+    LEFT_OUT,
+    PRICE,
+    REASONING,
+    counts_in,
+    noticed_in,
+)
 
 # Digests of conversations that are sorted at a time, 8 bytes each.
 SORTED_AT_ONCE = 1 << 24
@@ -42,6 +50,9 @@ class Losses:
     truncated: int = 0  # conversations
     split: int = 0  # conversations
     pieces: int = 0  # pieces of split conversations without a trained token
+    later: int | None = None  # pieces without the beginning of their conversation; only with split_at: turns, as below
+    inside: int | None = None  # of them, those that begin within a turn
+    tokens_repeated: int | None = None  # before later pieces
     tokens_dropped: int = 0
     tokens_truncated: int = 0
     trained_truncated: int | None = None  # of tokens_truncated; only with overlong: turns
@@ -179,14 +190,23 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
     dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.reason[pieces.cut_of] == 0
-    of, (first, taken, _, trained) = pieces.cut_of[stays], pieces.cuts[stays].T
+    of, (first, taken, _, trained, repeated, inside) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
         lost.split, lost.tokens_dropped = _conversations(cut, accepted), lost.tokens_dropped + gone
-        count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
-        lost.pieces = int(count.sum()) - len(of)
+        if config.splits_at_turns:
+            lost.later, lost.inside = int(np.count_nonzero(first)), int(inside.sum())
+            lost.tokens_repeated = int(repeated.sum())
+            # Nothing is missing if each piece begins where the one before it ends, and the last ends the conversation.
+            ends, is_first = first + taken, np.append(True, of[1:] != of[:-1])[: len(of)]
+            before = np.where(is_first, 0, np.roll(ends, 1))
+            is_cut_off = np.roll(is_first, -1) & (ends < accepted.length[of])
+            lost.pieces = int(np.count_nonzero(first > before) + np.count_nonzero(is_cut_off))
+        else:
+            count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
+            lost.pieces = int(count.sum()) - len(of)
     else:
         is_cut = first + taken < accepted.length[of]
         lost.truncated, lost.tokens_truncated = _conversations(of[is_cut], accepted), gone
@@ -245,7 +265,7 @@ def plan_facts(
     if layout.has_several_lengths:
         facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
     facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places, recipe).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places, rows, recipe).model_dump(),
         "packing_metadata": _packing_metadata(config, account, rows, room, written),
         "sources": source_facts(recipe, receipts, account),
         "mixture": mixture_facts(recipe, account),
@@ -270,13 +290,18 @@ def plan_facts(
 
 
 def make_ledger(
-    receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int, recipe: Recipe
+    receipts: Sequence[dict[str, Any]],
+    account: Account,
+    rejected: dict[str, int],
+    places: int,
+    rows: float,
+    recipe: Recipe,
 ) -> Ledger:
     """Build the manifest's ledger, and check that it balances.
 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
     """
-    lost, samples = account.lost, account.samples
+    config, lost, samples = recipe.config, account.lost, account.samples
     packed, separators = account.total("places"), account.total("separators")
     encoded = sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
     values = {
@@ -289,11 +314,20 @@ def make_ledger(
             "split": lost.split,
             "duplicates": account.duplicates,
         },
-        "pieces": {"packed": account.total("pieces"), "dropped": lost.pieces},
+        "pieces": {
+            "packed": account.total("pieces"),
+            "dropped": lost.pieces,
+            "later": lost.later,
+            "inside": lost.inside,
+            "repeated_tokens": lost.tokens_repeated,
+        },
         "tokens": {
             "encoded": encoded,
             "separators": separators,
-            "repeated": packed - separators - (account.once("places") - account.once("separators")),
+            "repeated": packed
+            - separators
+            - (account.once("places") - account.once("separators"))
+            + (lost.tokens_repeated or 0),
             "truncated": lost.tokens_truncated,
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,
@@ -308,7 +342,16 @@ def make_ledger(
     if reasoning := left_out_reasoning(receipts, recipe):
         values["reasoning"] = reasoning
     if samples:
-        values["samples"] = samples | {"apart": apart(receipts, samples["read"], encoded)}
+        repeated = samples["repeated_prompt_tokens"] / max(1, packed)
+        values["samples"] = samples | {
+            "repeated_percent": round(100 * repeated, 1),
+            "repeated_rows": round(repeated * rows),
+            "apart": apart(receipts, samples["read"], encoded),
+            "ways_out": ways_out(receipts, config, samples["read"], encoded, rows),
+        }
+    if config.turns == "as_rendered":
+        counts = counts_in(receipts, AS_RENDERED)
+        values["as_rendered"] = {name: counts.get(name, 0) for name in AS_RENDERED}
     ledger = Ledger.model_validate(values)
     ledger.check(places)
     return ledger
@@ -327,6 +370,34 @@ def apart(receipts: Sequence[Mapping[str, Any]], samples: float, encoded: float)
         "tokens": encoded + more["apart_tokens"],
         "repeated_prompt_tokens": more.get("apart_repeated", 0),
     }
+
+
+def ways_out(
+    receipts: Sequence[Mapping[str, Any]], config: Config, samples: float, encoded: float, rows: float
+) -> dict[str, dict[str, Any]]:
+    """Return settings with which conversations have fewer samples.
+
+    The values are what remains. Now, they have so many samples, encoded tokens, and rows. The last sample of a
+    conversation is about its one rendering.
+    """
+    counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
+    earlier, tokens, before_round, round_tokens, long_rounds = (counts[name] for name in PRICE)
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(setting: str, fewer: int, fewer_tokens: int) -> None:
+        share = 1 - fewer_tokens / max(1, encoded)
+        found[setting] = {"samples": samples - fewer, "tokens": encoded - fewer_tokens, "rows": round(share * rows)}
+
+    if not earlier:
+        return found
+    if config.turns == "apart":
+        found["turns: auto"] = {}
+    if long_rounds and before_round and config.train_on == "assistant":
+        add("train_on: rounds", before_round, round_tokens)
+    if config.train_on != "last" and not (long_rounds and tokens == round_tokens):
+        add("train_on: last", earlier, tokens)
+    add("turns: as_rendered", earlier, tokens)
+    return found
 
 
 def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:

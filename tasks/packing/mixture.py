@@ -2,6 +2,9 @@
 
     Pieces ─limit─▶ a seeded choice from each entry of `sources` ─weight─▶ zero, one, or more copies ─▶ Pieces
 
+    proportions   the entry that is largest for its share is packed once, and the others as often as their shares need
+    token_share   the entry that is smallest for its share is packed once, and the others in part
+
 An entry is a path of the config with all its files. The choice depends only on the seed and the content of
 conversations. It is the same for any order of lines and any part size, and a larger share extends a smaller one. The
 held-out split is subsampled like the training split, but contains no conversation twice. All samples of a conversation
@@ -18,11 +21,15 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, UsageError
 from packcorpus.tasks.core.numbers import MOST, as_int32, order_of_contents
-from packcorpus.tasks.packing.pieces import Pieces
+from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.packing.pieces import Accepted, Pieces
 from packcorpus.tasks.packing.placement import hold_out_at_least_one
 from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.schemas import drop_code
 from packcorpus.tasks.storage.token_files import TokenColumns
+
+MOST_COPIES = 1000  # of a conversation, as with the largest weight
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
@@ -36,7 +43,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
-    is_whole = config.weighting != "token_share"
+    is_whole = config.weighting not in RELATIVE
     is_whole &= not any(source.weight % 1 or source.limit for source in config.sources)
     if is_whole:  # this needs neither an order nor the other conversations
         weights = np.array([int(config.sources[part.file.entry].weight) for part in recipe.parts], np.uint16)
@@ -46,13 +53,18 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
     hold_out_at_least_one(accepted.held_out, accepted.reason == 0, lambda: tokens.column("digest"), config.validation)
-    counts = _token_shares(orders, pieces, tokens, config) if config.weighting == "token_share" else {}
+    counts = {}
+    if config.weighting in RELATIVE:
+        sizes = _training_sizes(orders, accepted, config)
+        in_proportion = config.weighting == "proportions"
+        counts = _proportions(sizes, config) if in_proportion else _token_shares(orders, pieces, tokens, config)
     copies = np.zeros(len(accepted.length), np.uint16)
     for entry, order in orders.items():
         train, validation = (order[accepted.held_out[order] == held_out] for held_out in (False, True))
         whole, rest = divmod(config.sources[entry].weight, 1)
         if counts:
-            whole, rest = 0, counts[entry] / len(train)
+            whole, further = divmod(counts[entry], len(train))
+            rest = further / len(train)
         copies[train] = whole
         copies[validation] = min(whole, 1)
         if rest:
@@ -65,7 +77,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
 
 def is_mixed(config: Config) -> bool:
     """Return whether any conversation may be packed other than exactly once."""
-    return config.weighting == "token_share" or any(source.weight != 1 or source.limit for source in config.sources)
+    return config.weighting in RELATIVE or any(source.weight != 1 or source.limit for source in config.sources)
 
 
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:
@@ -89,6 +101,42 @@ def _share(share: float, count: int) -> int:
     return min(count, max(1, int(share * count + 0.5)))
 
 
+def _training_sizes(orders: dict[int, np.ndarray], accepted: Accepted, config: Config) -> dict[int, int]:
+    """Count the conversations of each entry of `sources` in the training split.
+
+    Raises DataError if an entry has none, so that it cannot have its share.
+    """
+    sizes = {entry: int(np.count_nonzero(~accepted.held_out[order])) for entry, order in orders.items()}
+    for entry, source in enumerate(config.sources):
+        if not sizes.get(entry):
+            raise DataError(
+                "empty_share",
+                f"sources[{entry}] {source.path}: has no conversation left in the training split, so weighting: "
+                f"{config.weighting} cannot give it a share; remove the source, or check filters and rejects",
+            )
+    return sizes
+
+
+def _proportions(sizes: dict[int, int], config: Config) -> dict[int, int]:
+    """Count how often conversations are packed so that their numbers match the weights.
+
+    `sizes` are the conversations of each entry. None is left out: the entry that is largest for its weight is packed
+    once. Raises UsageError if a conversation would be packed more than MOST_COPIES times.
+    """
+    weights = [source.weight for source in config.sources]
+    scale = max(size / weights[entry] for entry, size in sizes.items())
+    counts = {entry: max(size, int(weights[entry] * scale + 0.5)) for entry, size in sizes.items()}
+    for entry, size in sizes.items():
+        if counts[entry] > MOST_COPIES * size:
+            raise UsageError(
+                "bad_setting",
+                f"sources[{entry}] {config.sources[entry].path}: weighting: proportions would pack its "
+                f"{counted(size, 'conversation')} {counts[entry] / size:,.0f} times; lower its weight "
+                f"({weights[entry]:g})",
+            )
+    return counts
+
+
 def _token_shares(
     orders: dict[int, np.ndarray], pieces: Pieces, tokens: TokenColumns, config: Config
 ) -> dict[int, int]:
@@ -107,13 +155,6 @@ def _token_shares(
     for entry, order in orders.items():
         in_train = order[~accepted.held_out[order]]
         sums[entry] = np.cumsum(trained[in_train], dtype=np.int64)
-    for entry, source in enumerate(config.sources):
-        if entry not in sums or not len(sums[entry]):
-            raise DataError(
-                "empty_share",
-                f"sources[{entry}] {source.path}: has no conversation left in the training split, so weighting: "
-                "token_share cannot give it a share of the tokens; remove the source, or check filters and rejects",
-            )
     scale = min(int(total[-1]) / config.sources[entry].weight for entry, total in sums.items())
     counts = {}
     for entry, total in sums.items():

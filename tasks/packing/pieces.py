@@ -10,6 +10,9 @@ A conversation that fits in a row is one piece. The `overlong` setting decides a
 keeps the first piece, turns keeps everything up to the last trained turn that fits whole, split keeps every piece with
 a trained token, drop keeps none, and error stops the run.
 
+    split_at: turns    [system user 1 ▓answer 1▓ user 2 ▓answer 2▓] [system user 3 ▓answer 3▓ …    cut_between_turns
+    split_at: tokens   [system user 1 ▓answer 1▓ user 2 ▓ans] [wer 2▓ user 3 ▓answer 3▓ …          cut_conversation
+
 There are millions of conversations, so columns are as narrow as possible. A column of the token files that is needed
 only once is read when it is needed, and is not held in memory.
 """
@@ -17,8 +20,10 @@ only once is read when it is needed, and is not held in memory.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +31,7 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
+from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
 from packcorpus.tasks.storage.token_files import Samples, TokenColumns
@@ -123,12 +129,17 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
 
 
 class Cut(NamedTuple):
-    """A piece of an overlong conversation."""
+    """A piece of an overlong conversation.
+
+    The first `repeated` tokens of the conversation precede it, untrained. It is `inside` if it begins within a turn.
+    """
 
     first: int
     taken: int
     closed: bool
     trained: int
+    repeated: int = 0
+    inside: bool = False
 
 
 class Columns(NamedTuple):
@@ -138,6 +149,7 @@ class Columns(NamedTuple):
     first: np.ndarray  # int32, offset of the piece's first token within the conversation
     taken: np.ndarray  # int32, number of the conversation's tokens in the piece
     closed: np.ndarray  # bool, the conversation is cut here and an untrained EOS follows
+    repeated: np.ndarray  # int32, number of the conversation's first tokens that precede the piece again
     length: np.ndarray  # int32, places in the row
     separator: np.ndarray  # bool, the last place is an EOS added after the template's tokens
 
@@ -155,7 +167,7 @@ class Pieces:
     of: np.ndarray  # int32[pieces]
     once: int
     cut_of: np.ndarray  # int32[cuts], conversation
-    cuts: np.ndarray  # int32[cuts, 4], first, taken, closed, trained
+    cuts: np.ndarray  # int32[cuts, 6], the columns of Cut
     copies: np.ndarray | None = None  # uint16[conversations]
 
     def __len__(self) -> int:
@@ -174,14 +186,14 @@ class Pieces:
         """Compute the columns of the chosen pieces."""
         accepted = self.accepted
         of, conversation = self.of[chosen], self.conversations(chosen)
-        first, taken = np.zeros_like(of), accepted.length[conversation]
+        first, taken, repeated = np.zeros_like(of), accepted.length[conversation], np.zeros_like(of)
         closed = np.zeros(len(of), np.bool_)
         cut = np.flatnonzero(of >= len(accepted.length))
         if len(cut):
-            first[cut], taken[cut], closed[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
+            first[cut], taken[cut], closed[cut], _, repeated[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
         ends_here = first + taken == accepted.length[conversation]
         separator = closed | (accepted.separator[conversation] & ends_here)
-        return Columns(conversation, first, taken, closed, taken + closed, separator)
+        return Columns(conversation, first, taken, closed, repeated, repeated + taken + closed, separator)
 
     def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
         """Return the number of trained tokens of each chosen piece, int32.
@@ -271,10 +283,15 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
         accepted.reason[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
     owners, cuts = array("i"), array("i")
+    marks = None
+    if config.splits_at_turns and is_long.any():
+        marks = marks_of(recipe.template, recipe.encoder, config.train_on == "all")
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "turns", "split") else ():
         values = tokens.tokens(conversation)
         if config.overlong == "turns":
             pieces = cut_after_turns(values, config.sequence_length, recipe.encoder.eos_id)
+        elif marks:
+            pieces = cut_between_turns(values, config.sequence_length, marks)
         else:
             pieces = cut_conversation(values, config.sequence_length, config.overlong == "split")
         kept = [cut for cut in pieces if cut.trained]
@@ -293,7 +310,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     of = as_int32(of, "conversations and pieces of split ones")
-    return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
+    return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, len(Cut._fields)))
 
 
 def indexes_where(is_chosen: Callable[[slice], np.ndarray], count: int) -> np.ndarray:
@@ -341,3 +358,111 @@ def cut_after_turns(values: np.ndarray, length: int, eos: int) -> list[Cut]:
         return []
     taken = int(ends[fits[-1]])
     return [Cut(0, taken, bool(closed[fits[-1]]), int((values[1:taken] >= 0).sum()))]
+
+
+class _Stretch(NamedTuple):
+    """The tokens [first, end) of a conversation, which stay in one piece."""
+
+    first: int
+    end: int
+    inside: bool = False  # it begins within a turn
+
+
+def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list[Cut]:
+    """Cut the tokens of a conversation between its turns, into pieces of at most `length` places.
+
+    `values` are int32, ~id if untrained. A piece begins with a message of the user. If all up to the next one is longer
+    than a row, it begins after a trained turn, and if one turn is longer than a row, within it. Later pieces repeat the
+    tokens before the first message of the user, such as the system message and the tools, if these take at most half of
+    a row, and otherwise BOS. Like every conversation in a row, a piece ends with EOS: if its last turn does not, an
+    untrained EOS closes it.
+
+    A piece holds as many turns as fit. Turns that are not trained on are only context, so a piece without a trained
+    turn is left out, and the next piece begins as early as it can.
+    """
+    starts, count = marks.starts(values), len(values)
+    trained = np.append(0, np.cumsum(values >= 0))
+    repeated = starts[0] if starts else 0
+    if repeated > length // 2 or (trained[repeated] and not marks.trains_all):
+        repeated = 0
+    if not repeated and marks.encoder.bos_id is not None:
+        repeated = int(values[0] in (marks.encoder.bos_id, ~marks.encoder.bos_id))
+    stretches = _stretches(values, starts, length, length - repeated - 1, marks)
+    closes: dict[int, bool] = {}
+
+    def is_closed(end: int) -> bool:
+        """Return whether a piece with this end needs an EOS."""
+        if end not in closes:
+            last = end - 1
+            while last and marks.is_blank(int(values[last])):
+                last -= 1
+            closes[end] = end < count and values[last] not in (marks.encoder.eos_id, ~marks.encoder.eos_id)
+        return closes[end]
+
+    def fits(first: int, last: int) -> bool:
+        begin, end = stretches[first].first, stretches[last].end
+        return end - begin + is_closed(end) + repeated * (begin > 0) <= length
+
+    cuts, first = list[Cut](), 0
+    firsts, ends = (np.array(edges) for edges in zip(*((own.first, own.end) for own in stretches), strict=True))
+    answers = np.flatnonzero(trained[ends] - trained[firsts] > (values[firsts] >= 0)).tolist()
+    while answers := answers[bisect_left(answers, first) :]:
+        begin, last = first, answers[0]
+        while not fits(begin, last):
+            begin += 1
+        for answer in [*answers[1:], len(stretches) - 1]:
+            if not fits(begin, answer):
+                break
+            last = answer
+        whole = _Stretch(stretches[begin].first, stretches[last].end)
+        cuts.append(
+            Cut(
+                whole.first,
+                whole.end - whole.first,
+                is_closed(whole.end),
+                # Its first token has no context.
+                int(trained[whole.end] - trained[whole.first]) - int(values[whole.first] >= 0),
+                repeated * (whole.first > 0),
+                stretches[begin].inside,
+            )
+        )
+        first = last + 1
+    return cuts
+
+
+def _stretches(values: np.ndarray, starts: list[int], length: int, room: int, marks: TurnMarks) -> list[_Stretch]:
+    """Divide a conversation into stretches that each fit in a row; `room` is that of a later piece.
+
+    A stretch is all from one message of the user to the next; if that is too long, it is a turn with its prompt; and if
+    that is too long, too, it is as much of the turn as fits.
+    """
+    is_trained = values >= 0
+    ends = np.flatnonzero(is_trained[:-1] & ~is_trained[1:]) + 1
+    stretches: list[_Stretch] = []
+    for first, end in pairwise([0, *(start for start in starts[1:] if start), len(values)]):
+        if end - first <= (room if first else length - 1):
+            stretches.append(_Stretch(first, end))
+            continue
+        edges = [first]
+        for edge in ends[slice(*np.searchsorted(ends, [first, end], "right"))].tolist():
+            while edge < end and marks.is_blank(int(values[edge])):  # the line break after a turn
+                edge += 1
+            edges += [edge] * (edges[-1] < edge < end)
+        for begin, stop in pairwise([*edges, end]):
+            stretches += _within_turn(is_trained, begin, stop, room if begin else length - 1, room)
+    return stretches
+
+
+def _within_turn(is_trained: np.ndarray, first: int, end: int, here: int, room: int) -> Iterator[_Stretch]:
+    """Yield the stretches of a turn: one if it fits in `here`, else as much as fits in `room`.
+
+    An answer that fits stays whole, with as much of its prompt as fits before it.
+    """
+    if end - first <= here:
+        yield _Stretch(first, end)
+        return
+    answer = first + int(np.argmax(is_trained[first:end]))
+    last = end - room if is_trained[answer] and end - answer < room else end
+    edges = [*range(first, last, room), last, *[end] * (last < end)]
+    for begin, stop in pairwise(edges):
+        yield _Stretch(begin, stop, inside=begin > first)

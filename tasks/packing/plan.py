@@ -204,8 +204,9 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
             file = pa.PythonFile(stack.enter_context(atomic_file(folder / name)), "w")
             return stack.enter_context(new(file, schema))
 
-        plan = opened("plan.arrow", plan_schema(config.weighs_conversations), pa.ipc.new_file)
-        index = opened("index.arrow", index_schema(pieces.accepted.samples.several))
+        schema = plan_schema(config.weighs_conversations, config.splits_at_turns)
+        plan = opened("plan.arrow", schema, pa.ipc.new_file)
+        index = opened("index.arrow", index_schema(pieces.accepted.samples.several, config.splits_at_turns))
         rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
         held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
         trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
@@ -230,7 +231,7 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
                     rows_out.write_batch(statistics.take(slice(first, last)).batch())
             written.bounds += placed.lower_bounds
             written.places += placed.places
-            written.checksums += _write_plan(plan, pieces, tokens, placed, trained)
+            written.checksums += _write_plan(plan, schema, pieces, tokens, placed, trained)
             written.rows_of_shards += np.diff(placed.edges).tolist()
             written.rows_of_splits |= placed.rows_of_splits
             _write_index(index, tokens, recipe, pieces, placed, with_dropped=epoch == 1)
@@ -246,6 +247,7 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
 
 def _write_plan(
     plan: pa.ipc.RecordBatchFileWriter,
+    schema: pa.Schema,
     pieces: Pieces,
     tokens: TokenColumns,
     placed: Placed,
@@ -278,7 +280,8 @@ def _write_plan(
                 of.closed,
             ]
             columns += [] if trained is None else [trained[of.conversation]]
-            batch = pa.record_batch([to_arrow(values) for values in columns], plan_schema(trained is not None))
+            columns += [of.repeated] * ("repeated" in schema.names)
+            batch = pa.record_batch([to_arrow(values) for values in columns], schema)
             plan.write_batch(batch)
             yield xxh3_of(batch)
 
@@ -343,7 +346,8 @@ def _write_index(
             names(reason, SAMPLE_DROP_REASONS if several else DROP_REASONS),
         ]
         columns += [to_arrow(stored("turn"))] if several else []
-        out.write_batch(pa.record_batch(columns, index_schema(several)))
+        columns += [column(of.repeated, none)] if config.splits_at_turns else []
+        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns)))
 
     top, count = 0, len(accepted.length)
     # The boundaries of batches do not depend on the parts.

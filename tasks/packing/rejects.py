@@ -96,15 +96,14 @@ def suggest_settings(counts: Mapping[str, float], cut_off: float, read: float) -
     """
     rejected = sum(counts.values())
     enough = min(1.0, math.ceil(10_000 * rejected / read) / 10_000)
-    tolerate = f"set max_rejects: {enough:g} to accept this"
+    tolerate = [f"set max_rejects: {enough:g} to accept this"] * (rejected < read)  # something must be left to pack
     if 2 * cut_off <= rejected:
         reason = max(sorted(counts), key=counts.__getitem__)
-        return [f"the most frequent reason is {reason}; fix: {CODES[reason].fix}", tolerate]
-    most = "most" if cut_off < rejected else "all"
-    return [
-        f"{most} of them have no trained token left in a row: increase sequence_length to keep them, set "
-        f"overlong: drop to leave out all conversations longer than a row, or {tolerate}"
-    ]
+        fix = f"; fix: {CODES[reason].fix}" if CODES[reason].fix else ""
+        return [f"the most frequent reason is {reason}{fix}", *tolerate]
+    most, drop = "most" if cut_off < rejected else "all", "leave out all conversations longer than a row"
+    *ways, last = "increase sequence_length to keep them", f"set overlong: drop to {drop}", *tolerate
+    return [f"{most} of them have no trained token left in a row: {', '.join(ways)}, or {last}"]
 
 
 def _place(reject: dict[str, Any]) -> str:

@@ -171,6 +171,8 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
             samples = np.empty(batch.num_rows, _OF_SAMPLE)
             for name in ("source", "record", "length", "turn"):
                 samples[name] = _numbers(batch, name)
+            if "repeated" in batch.schema.names:
+                samples["length"] -= batch.column("repeated").fill_null(0).to_numpy()
             samples["first"] = batch.column("first").fill_null(0).to_numpy()
             samples = samples[~rows.is_repacked(row)]  # the first packing has the same samples
             if has_several:

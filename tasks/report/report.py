@@ -119,7 +119,7 @@ def _values(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any
     later = {kind for kind in map(kind_of, manifest.splits) if kind.startswith(TRAIN_EPOCH_PREFIX)}
     lengths = figures.lengths
     mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
-    is_mixed = bool(mixture or manifest.ledger.tokens.repeated)  # these change the tokens of a source
+    is_mixed = bool(mixture or manifest.ledger.has_copies)  # these change the tokens of a source
     steps = {
         name: [summary.steps_of_split(manifest, name, batch) for batch in summary.BATCH_ROWS]
         for name in manifest.splits
@@ -196,7 +196,7 @@ def _conversation_steps(manifest: Manifest) -> list[Step]:
 
 def _token_steps(manifest: Manifest) -> list[Step]:
     tokens = manifest.ledger.tokens
-    name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
+    name = "encoded, with separators" + (" and repeated tokens" if tokens.repeated else "")
     of_them = f", {tokens.trained_truncated:,} of them trained" if tokens.trained_truncated else ""
     gone = [(f"truncated{of_them}", tokens.truncated), ("dropped", tokens.dropped)]
     accepted = tokens.encoded + tokens.separators + tokens.repeated

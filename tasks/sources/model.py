@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,7 @@ from packcorpus.tasks.conversations.session import SESSION, without_media
 from packcorpus.tasks.conversations.tokens import TOKENS
 from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT
 from packcorpus.tasks.core.errors import DataError, Reject, StorageError
+from packcorpus.tasks.core.other_tools import Place
 from packcorpus.tasks.core.yaml_settings import defaults_of
 from packcorpus.tasks.readers.csv_file import check_delimiter, check_encoding, name_of
 from packcorpus.tasks.sources.blocks import BlockDigests, open_blocks, open_checked
@@ -53,6 +54,7 @@ class Source(BaseModel):
     """One entry of `sources`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    place: ClassVar[Place] = "source"
 
     path: str = Field(
         min_length=1,
@@ -110,6 +112,16 @@ class Source(BaseModel):
         if is_url(path):
             check_url(path)
         return path
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _check_percent(cls, weight: object) -> object:
+        if isinstance(weight, str) and weight.strip().endswith("%"):
+            number = weight.strip().removesuffix("%").strip()
+            raise ValueError(
+                f"must be a number; for shares of the result, set weighting: proportions and weight: {number:.20}"
+            )
+        return weight
 
     @field_validator("drop_roles")
     @classmethod

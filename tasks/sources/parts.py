@@ -13,7 +13,6 @@ hashed in one pass.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from typing import NamedTuple
 from packcorpus.tasks.core.errors import DataError, UsageError
 from packcorpus.tasks.core.messages import noted
 from packcorpus.tasks.core.printable import in_bytes
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.readers.strict_json import decode_block
@@ -76,7 +76,7 @@ def find_parts(
         done[number] = file, [Part(file, *range) for range in ranges]
 
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
-    count = HASH_OBJECTS if any(file.identity for file in files) else min(HASH_THREADS, os.cpu_count() or 1)
+    count = HASH_OBJECTS if any(file.identity for file in files) else min(HASH_THREADS, cores())
     with noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(done):,} of {len(files):,} files done"):
         run_all(split, range(len(files)), count, stop.set)
     if cache:

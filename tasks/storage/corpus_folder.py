@@ -17,6 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, StorageError
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.facts import FileFacts, Shard
 from packcorpus.tasks.storage.files import sha256_of, write_bytes
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, repair_hint, without_repair_hint
@@ -213,7 +214,7 @@ def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[Pack
 
     # Few bytes are hashed before threads have started.
     few = sum(file.bytes for file in files) < FEW_BYTES and not _remote_with(folder)
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(THREADS, cores())) as threads:
         return [error for error in (map if few else threads.map)(error_of, files) if error]
 
 

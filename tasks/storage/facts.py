@@ -59,6 +59,7 @@ class Tokenizer(Facts):
         'key of its training. "transformers-VERSION:" before sha256 means that it is loaded like AutoTokenizer of that '
         "version, which is unlike its file."
     )
+    revision: str = Field("", description="The commit of a tokenizer on the Hugging Face Hub.")
 
 
 class TemplateFacts(Facts):
@@ -157,6 +158,19 @@ class Pieces(Facts):
 
     packed: int
     dropped: int
+    later: int | None = Field(
+        None,
+        description="Pieces that lack the beginning of their conversation, because they begin at a later turn. Copies "
+        "do not count. Only with `split_at: turns`, like the fields below.",
+    )
+    inside: int | None = Field(
+        None, description="The later pieces that begin within a turn, because the turn is longer than a row."
+    )
+    repeated_tokens: int | None = Field(
+        None,
+        description="Tokens before the first user message, such as the system message and the tools, that later pieces "
+        "repeat; a part of `tokens.repeated`.",
+    )
 
 
 class Tokens(Facts):
@@ -169,7 +183,8 @@ class Tokens(Facts):
     encoded: int
     separators: int
     repeated: int = Field(
-        description="Tokens of additional copies (from weights and later epochs), without separators."
+        description="Tokens of additional copies (from weights and later epochs), without separators, and "
+        "`pieces.repeated_tokens`."
     )
     truncated: int
     dropped: int
@@ -206,6 +221,29 @@ class Apart(Facts):
     repeated_prompt_tokens: int = Field(description="The tokens among them that repeat the sample before.")
 
 
+class WayOut(Facts):
+    """The same conversations with another setting.
+
+    It is empty if that is not known without a run.
+    """
+
+    samples: int | None = Field(None, description="Samples, to compare with `read`.")
+    tokens: int | None = Field(None, description="Tokens without separators, to compare with `encoded`.")
+    rows: int | None = Field(None, description="Rows of all splits, if they are as full as now.")
+
+
+class AsRendered(Facts):
+    """How the one rendering of each conversation differs from inference.
+
+    Only with `turns: as_rendered`.
+    """
+
+    other_prompts: int = Field(description="Trained answers that do not follow the prompt that the model sees.")
+    other_answers: int = Field(description="Trained answers that the model writes differently.")
+    without_reasoning: int = Field(description="Answers whose reasoning is not written; also counted as differing.")
+    unwritten_tokens: int = Field(description="Tokens of this reasoning, which are not encoded.")
+
+
 class SampleFacts(Facts):
     """Samples: read = packed + rejected + Σ dropped.
 
@@ -221,7 +259,14 @@ class SampleFacts(Facts):
         "conversation: for each sample, its untrained tokens, but at most the length of the previous sample. "
         "Additional copies do not count."
     )
+    repeated_percent: float | None = Field(
+        None, description="Share of these tokens in `packed`: the price in compute. Absent in earlier versions."
+    )
+    repeated_rows: int | None = Field(None, description="Rows of all splits that these tokens fill.")
     apart: Apart | None = Field(None, description="Only if `turns: apart` would make more samples.")
+    ways_out: dict[str, WayOut] = Field(
+        default_factory=dict, description="Settings with which these conversations have fewer samples."
+    )
 
 
 class LeftOutReasoning(Facts):
@@ -250,6 +295,12 @@ class Ledger(Facts):
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
     reasoning: ReasoningFacts | None = None
+    as_rendered: AsRendered | None = None
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether a conversation is in rows more than once."""
+        return self.tokens.repeated > (self.pieces.repeated_tokens or 0)
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.

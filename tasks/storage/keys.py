@@ -29,7 +29,7 @@ import orjson
 # in the keys of tokens and engines of corpora that use one of them.
 # developer: the role developer in Jinja templates that know it. This version is only in the keys of tokens and engines
 # of corpora that use such a template.
-VERSIONS = {"tokenizer": 1, "tokens": 13, "jinja": 7, "developer": 1, "texts": 8, "engine": 5, "plan": 6, "corpus": 11}
+VERSIONS = {"tokenizer": 1, "tokens": 13, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
 
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11
@@ -55,6 +55,10 @@ KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 # Recorded in every manifest as `plan_group`, a setting of earlier versions that divided larger corpora into several
 # plans. It is in the key, so that corpora with one plan keep their keys.
 ONE_PLAN = 100_000_000
+
+
+# Values of `weighting` with which weights are relative to each other, so that weights of 1 have an effect, too.
+RELATIVE = ("proportions", "token_share")
 
 
 # Renamed settings and values, with the names that they keep in the key, so that the key of a corpus stays the same.
@@ -108,6 +112,6 @@ def corpus_key(
     given = [settings["sources"][entry] for entry in entries]
     mixture = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
     # If each source is packed once, its entry has no effect.
-    if settings.get("weighting") == "token_share" or any(rest != [1.0, None] for _, *rest in mixture):
+    if settings.get("weighting") in RELATIVE or any(rest != [1.0, None] for _, *rest in mixture):
         content["mixture"] = mixture
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

@@ -21,6 +21,7 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, StorageError
+from packcorpus.tasks.core.printable import named_at
 from packcorpus.tasks.storage.facts import (
     SHA256,
     Facts,
@@ -88,6 +89,10 @@ class Manifest(Facts):
         return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights)
 
     @property
+    def splits_at_turns(self) -> bool:
+        return bool(self.config.get("overlong") == "split" and self.config.get("split_at") == "turns")
+
+    @property
     def row_lengths(self) -> tuple[int, ...]:
         return self.row_layout.lengths
 
@@ -110,6 +115,14 @@ class Manifest(Facts):
         splits = {kind_of(name): split for name, split in self.splits.items() if split.sequence_length == length}
         # Any shape, even an empty one, means that the shards have format 3.1.
         return self.model_copy(update={"sequence_length": length, "shape": RowShape(), "splits": splits})
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return the name of the tokenizer's file or, on the Hub, its name and commit."""
+        named, commit = self.config.get("tokenizer"), self.tokenizer.revision
+        if not commit:
+            return PurePosixPath(self.tokenizer.path).name
+        return named_at(named["path"] if isinstance(named, dict) else str(named), commit)
 
     @property
     def noticed_counts(self) -> dict[str, int]:
@@ -235,6 +248,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "format_version", manifest.format_version, format_version_of(config)
     yield "shape", manifest.shape and manifest.shape.model_dump(), RowLayout.of(config).recorded or None
     yield "alignment", manifest.ledger.tokens.alignment is not None, manifest.row_layout.align > 1
+    yield "pieces.later", manifest.ledger.pieces.later is not None, manifest.splits_at_turns
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:

@@ -84,9 +84,15 @@ INDEX_SCHEMA = pa.schema(
 # message that the sample trains on, or -1 if the sample is the whole conversation. All samples of a conversation have
 # the same source and record. The prompt of a turn is the conversation before the turn, so `record` and `turn` identify
 # the prompt. A sample begins with the prompt of the previous sample, as far as the template renders both prompts alike.
-def index_schema(with_turns: bool) -> pa.Schema:
-    """Return the schema of an index; `with_turns` if it is an index of samples."""
-    return INDEX_SCHEMA.append(pa.field("turn", pa.int32())) if with_turns else INDEX_SCHEMA
+def index_schema(with_turns: bool, with_repeated: bool = False) -> pa.Schema:
+    """Return the schema of an index.
+
+    `with_turns` if it is an index of samples, and `with_repeated` if conversations are split between turns.
+    """
+    # The number of the conversation's first tokens that the piece repeats before its own, which begin at `first`. They
+    # are part of `length`.
+    fields = [pa.field("turn", pa.int32())] * with_turns + [pa.field("repeated", pa.int32())] * with_repeated
+    return pa.schema([*INDEX_SCHEMA, *fields])
 
 
 # Reasons why an accepted conversation is in no row, as the ledger and the index name them.
@@ -122,11 +128,13 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-def plan_schema(weighs_conversations: bool) -> pa.Schema:
-    """Return the schema of a plan; `weighs_conversations` is defined in Config."""
+def plan_schema(weighs_conversations: bool, splits_at_turns: bool = False) -> pa.Schema:
+    """Return the schema of a plan; the arguments are defined in Config."""
     # The trained tokens of a piece's conversation, in all of its pieces and samples.
-    of_all = pa.field("trained_of_all", pa.int32())
-    return PLAN_SCHEMA.append(of_all) if weighs_conversations else PLAN_SCHEMA
+    fields = [pa.field("trained_of_all", pa.int32())] * weighs_conversations
+    # The number of the conversation's first tokens that the piece repeats before its own, untrained.
+    fields += [pa.field("repeated", pa.int32())] * splits_at_turns
+    return pa.schema([*PLAN_SCHEMA, *fields])
 
 
 # One record per row of the corpus, ordered by split, shard, and row; one record batch per shard.

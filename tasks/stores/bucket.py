@@ -257,7 +257,7 @@ def _obstore() -> Any:
         import obstore.exceptions
         import obstore.store
     except ImportError:
-        problem = "buckets require obstore, which is not installed: pip install 'packcorpus[remote]'"
+        problem = "buckets require obstore, which is not installed; run: pip install obstore"
         raise PartMissing("library_missing", problem) from None
     _process = _process or os.getpid()
     if _process != os.getpid():

@@ -1,7 +1,8 @@
-"""A dataset on the Hugging Face Hub.
+"""A dataset or a model on the Hugging Face Hub.
 
-    open_hub     Hub: the files at one commit, read-only
+    open_hub     Hub: the files of a dataset at one commit, read-only
     find_branch  Branch: the files of a branch, and a series of commits to it
+    fetch_model  some files of a model at one commit, in the cache that all libraries share (HF_HOME)
 
 A revision such as `main` moves. For reading, it is resolved to a commit once per process, and everything is read at
 that commit. For writing, each commit names its parent, so that the commits of two writers never mix. This is the only
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
-from packcorpus.tasks.stores.store import CHUNK, Facts, Progress, receive
-from packcorpus.tasks.stores.urls import Dataset
+from packcorpus.tasks.core.messages import noted
+from packcorpus.tasks.stores.store import CHUNK, Facts, Progress, interruptible, receive
+from packcorpus.tasks.stores.urls import Dataset, Model
 
 MAIN = "main"
 
@@ -165,6 +167,43 @@ def find_branch(dataset: Dataset) -> Branch:
         return Branch(dataset, endpoint, heads.get(name, str(facts.sha)), bool(facts.private), name not in heads)
 
 
+REPLY = 10.0  # seconds in which the Hub must answer; without network, the cache is used
+
+
+def fetch_model(model: Model, patterns: Sequence[str], commit: str = "") -> Path:
+    """Return the folder of a model in the cache, with the files that match `patterns`.
+
+    All files are of one commit, the name of the folder: `commit`, or else the current commit of the revision. If the
+    Hub cannot be reached or denies access, this is the last commit that the cache knows, and files that were never
+    downloaded are missing. Raises the errors of `open_hub`.
+    """
+    revision = commit or model.revision or MAIN
+    with _errors(model.name, "run: hf auth login", "model") as hub:
+        endpoint = os.environ.get("HF_ENDPOINT")
+        wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*patterns], "endpoint": endpoint}
+
+        def cached() -> Path | None:
+            try:
+                return Path(hub.snapshot_download(model.name, local_files_only=True, **wanted))
+            except FileNotFoundError:
+                return None
+
+        hub.utils.disable_progress_bars()
+        try:
+            # snapshot_download itself would wait for an answer for minutes.
+            interruptible(hub.HfApi(endpoint).model_info, model.name, revision=revision, timeout=REPLY)
+            with noted(lambda: f"{model.name}: still downloading; what has arrived is kept"):
+                return Path(interruptible(hub.snapshot_download, model.name, **wanted))
+        except (hub.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+            if folder := cached():
+                return folder
+            if isinstance(error, hub.errors.LocalEntryNotFoundError):  # neither here nor there: the reason is its cause
+                raise (error.__cause__ or ConnectionError()) from None
+            if isinstance(error, OSError) and error.filename:
+                raise StorageError("disk_failed", f"{error.filename}: {error.strerror}") from None
+            raise
+
+
 def has_content(facts: Facts | None, file: Path, sha256: str) -> bool:
     """Return whether a file on the Hub equals a local file, by SHA-256 or git hash."""
     if facts is None or facts.size != file.stat().st_size:
@@ -179,7 +218,7 @@ READ, WRITE = "set HF_TOKEN", "set HF_TOKEN, or run hf auth login, with a token 
 
 
 @contextmanager
-def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
+def _errors(url: str, token_hint: str = READ, what: str = "dataset") -> Iterator[Any]:
     """Yield huggingface_hub, and convert its errors to PackErrors.
 
     The text of the errors is left out, because it may contain signed URLs.
@@ -187,8 +226,9 @@ def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
     try:
         import huggingface_hub as hub
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
-        problem = "hf:// requires huggingface-hub, which is not installed: pip install 'packcorpus[remote]'"
+        problem = f"{url}: requires huggingface-hub, which is not installed; run: pip install huggingface-hub"
         raise PartMissing("library_missing", problem) from None
     errors: Any = huggingface_hub.errors
     try:
@@ -196,12 +236,12 @@ def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
     except PackError:
         raise
     except (errors.GatedRepoError, errors.DisabledRepoError):
-        advice = "access must be granted on the page of the dataset; then set HF_TOKEN"
+        advice = f"access must be granted on the page of the {what}; then {token_hint}"
         raise StorageError("store_denied", f"{url}: {advice}") from None
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
-        raise InputMissing("object_missing", f"{url}: no such file or revision in the dataset") from None
+        raise InputMissing("object_missing", f"{url}: no such file or revision in the {what}") from None
     except (errors.RepositoryNotFoundError, FileNotFoundError):
-        problem = f"no such dataset on the Hub, or a private one; for that, {token_hint}"
+        problem = f"no such {what} on the Hub, or a private one; for that, {token_hint}"
         raise InputMissing("object_missing", f"{url}: {problem}") from None
     except errors.OfflineModeIsEnabled:
         raise StorageError("store_failed", f"{url}: HF_HUB_OFFLINE is set; unset it") from None

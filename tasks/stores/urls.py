@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -28,6 +31,8 @@ BUCKETS = ("s3", "gs", "az")
 SCHEMES = (*BUCKETS, "hf", "file")
 
 _HUB = "hf://datasets/"
+
+_HUB_MODEL = "hf://(?!datasets/)"
 
 _OWNER_AND_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
@@ -110,6 +115,24 @@ def split_dataset(url: str) -> Dataset:
 def hub_name(path: str) -> Dataset | None:
     """Return the dataset that a path, such as openai/gsm8k, could name, or None."""
     return Dataset(path, "", "") if re.fullmatch(_OWNER_AND_NAME, path) else None
+
+
+class Model(NamedTuple):
+    """A model on the Hugging Face Hub; `revision` may be empty."""
+
+    name: str
+    revision: str
+
+    def download_command(self, patterns: Sequence[str]) -> str:
+        """Return the command that downloads the files that match."""
+        options = [("--revision", self.revision)] * bool(self.revision) + [("--include", each) for each in patterns]
+        return shlex.join(["hf", "download", self.name, *chain.from_iterable(options)])
+
+
+def model_named(text: str) -> Model | None:
+    """Return the model that a text, such as Qwen/Qwen3-8B@main, could name, or None."""
+    found = re.fullmatch(rf"({_HUB_MODEL})?({_OWNER_AND_NAME}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", text)
+    return Model(found[2], found[3] or "") if found and not found[2].endswith((".json", ".model")) else None
 
 
 def local_path(url: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from packcorpus.tasks.conversations.model import Conversation
 from packcorpus.tasks.core.errors import Reject, UsageError
@@ -81,7 +81,8 @@ class BuiltIn(Template):
                 "it, or use the model's own template (`template: tokenizer`)",
             )
         self.name, self.encoder, self.adjust, self.sections = name, encoder, adjust, sections
-        self.apart, self.together, self._headers_too = turns == "apart", turns == "together", train_on == "all"
+        self.apart, self.together, self.as_rendered = (turns == each for each in ("apart", "together", "as_rendered"))
+        self._headers_too = train_on == "all"
         self._family = BUILT_IN[name]
         self.markers_as_text = tuple(m for m in self._family.markers if not encoder.is_token(m))
         self.unknown = find_unknown_markers(" ".join(self._family.markers), encoder, adjust.default_system or "")
@@ -117,13 +118,38 @@ class BuiltIn(Template):
         Most templates write a turn independently of later turns, so one sample is enough. There are several samples if
         the template writes a turn differently once more turns follow, or if the config requires them.
         """
-        if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
+        is_one = conversation.messages[0].role == "text"
+        if is_one or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
+        if self.as_rendered:
+            spans = self.spans(conversation, trained)
+            unlike, changed = self._differences(spans, conversation, trained)
+            return [Sample(spans, unlike=unlike, changed=changed)]
         ends = ends_of_samples(conversation, trained)
         return [
             Sample(self.spans(*up_to(conversation, turn, trained, after)), turn, after)
             for after, turn in pairwise([-1, *ends])
         ]
+
+    def _differences(
+        self, spans: Sequence[Span], conversation: Conversation, trained: Sequence[bool]
+    ) -> tuple[int, int]:
+        """Return how many answers have another prompt at inference, or differ.
+
+        See `Sample`.
+        """
+        whole, unlike, changed = "".join(span.text for span in spans), 0, 0
+        runs = ["".join(span.text for span in run) for flag, run in groupby(spans, lambda span: span.trained) if flag]
+        turns = [k for k, flag in enumerate(trained) if flag]
+        for number, turn in enumerate(turns):
+            if conversation.messages[turn].role == "assistant":
+                alone = self.spans(*up_to(conversation, turn, trained, turn - 1))
+                prompt, answer = (
+                    "".join(span.text for span in alone if span.trained is flag) for flag in (False, True)
+                )
+                unlike += not whole.startswith(prompt)
+                changed += len(runs) == len(turns) and runs[number] != answer
+        return unlike, changed
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         if self._family.writes_context:

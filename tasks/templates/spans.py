@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TrainOn = Literal["assistant", "all", "last", "rounds"]
 
-Turns = Literal["auto", "together", "apart"]
+Turns = Literal["auto", "together", "apart", "as_rendered"]
 
 TEXT = -1
 
@@ -52,6 +52,13 @@ class Sample(NamedTuple):
     closed: int = 0
     # Of the first sample: the indexes of earlier answers whose reasoning the template writes in no sample.
     unwritten: tuple[int, ...] = ()
+    # With `turns: as_rendered`: numbers of its trained answers whose prompts at inference are not the text before them,
+    # and of those that are written differently; the messages whose reasoning it lacks, and those that it lacks
+    # altogether, which are not trained on.
+    unlike: int = 0
+    changed: int = 0
+    unreasoned: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 class Outline(NamedTuple):

@@ -16,14 +16,12 @@ earlier runs may have tokenized them. Neither check depends on parts, workers, o
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ import numpy as np
 
 from packcorpus.tasks.core.errors import DataError, PackError, Reject, UsageError
 from packcorpus.tasks.core.printable import shown
+from packcorpus.tasks.core.process import cores, versions_of
 from packcorpus.tasks.encoders.encoder import Encoder, TooSlow, Unencodable
 from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from packcorpus.tasks.encoders.texts import UNDERLINE
@@ -156,9 +155,7 @@ def choice_file(recipe: Recipe) -> Path:
 
 @lru_cache(maxsize=1)
 def _versions() -> dict[str, str]:
-    return {
-        name: metadata.version(name) for name in ("gigatoken", "jinja2", "minijinja", "sentencepiece", "tokenizers")
-    }
+    return versions_of("gigatoken", "jinja2", "minijinja", "sentencepiece", "tokenizers")
 
 
 @lru_cache(maxsize=2)
@@ -209,7 +206,7 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
     if not texts:
         return None
     # The reference takes most of the time of the check, and its library can encode in several threads at once.
-    size = -(-len(texts) // min(THREADS, os.cpu_count() or 1))
+    size = -(-len(texts) // min(THREADS, cores()))
     blocks = [texts[start : start + size] for start in range(0, len(texts), size)]
     try:
         with ThreadPoolExecutor(len(blocks)) as threads:

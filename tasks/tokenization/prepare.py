@@ -34,7 +34,7 @@ from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.readers.strict_json import as_array, decode_block, same_strings
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.model import SourceFile
-from packcorpus.tasks.templates.adjust import reasoning_texts
+from packcorpus.tasks.templates.adjust import reasoning_of, reasoning_texts
 from packcorpus.tasks.templates.markers import explain_unknown
 from packcorpus.tasks.templates.sections import explain_sections
 from packcorpus.tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
@@ -169,6 +169,8 @@ class Preparer:
         """
         if samples:
             samples[0].unpaired = unpaired_in(conversation)
+        for sample in samples:
+            sample.unwritten = [reasoning_of(conversation.messages[k]) for k in sample.layout.unreasoned]
         if not self._weighted:
             return
         of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
@@ -181,7 +183,9 @@ class Preparer:
                 "not an answer; give them the same weight, or remove the flag",
             )
         for sample in samples:
-            sample.weights = weights_of_segments(sample.layout, of_turns)
+            absent = sample.layout.absent
+            written = {k: weight for k, weight in of_turns.items() if k not in absent} if absent else of_turns
+            sample.weights = weights_of_segments(sample.layout, written)
 
     def _left_out_reasoning(self, conversation: Conversation, samples: Sequence[Sample]) -> list[list[str]]:
         """Return the reasoning of each answer that is in no sample, as texts."""

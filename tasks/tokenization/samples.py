@@ -53,13 +53,19 @@ class TokenLayout:
     separator: bool  # the last segment is an EOS that was added after the template's tokens
     usual: bool  # the turns are in the usual order
     turns: int  # messages that are not system messages
-    reasoned: int = 0  # as in `Sample`
+    reasoned: int = 0  # these are as in `Sample`
     closed: int = 0
+    unlike: int = 0
+    changed: int = 0
+    unreasoned: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
     turn: int = -1  # index of the message that ends the sample; -1 if the sample is the whole conversation
     after: int = -1  # index of the message that ends the sample before, or -1; later messages are trained on
     conversation: str = ""  # the layout of the conversation if the texts contain all its strings
     empty_prompt: bool = False  # the conversation has an answer to an empty prompt
     markers: tuple[str, ...] = ()  # markers in the texts that the tokenizer lacks and that templates write
+    in_last_round: bool = True  # it ends after the last user message that has an answer
+    long_round: bool = False  # several answers follow this message
 
 
 class Prepared(Struct, gc=False):
@@ -73,6 +79,7 @@ class Prepared(Struct, gc=False):
     weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
     unpaired: Unpaired | None = None  # calls and results without a partner, on the first sample of a conversation
     reasoning: Sequence[Sequence[str]] = ()  # the texts of each answer that are in no sample, on the first sample
+    unwritten: Sequence[str] = ()  # reasoning of trained answers that the sample lacks
     separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
 
     @property
@@ -160,7 +167,8 @@ def layout_of_tokens(
     unknown: UnknownMarkers,
 ) -> TokenLayout:
     """Return the token layout of a sample; `layout` and others are as in TokenLayout."""
-    usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
+    roles = tuple([message.role for message in conversation.messages])
+    (usual, turns), start = _order_of(roles), start_of_last_round(roles)
     return TokenLayout(
         tokens=np.array(segments.tokens, np.int32),
         trained=np.array(segments.trained, bool),
@@ -169,12 +177,25 @@ def layout_of_tokens(
         turns=turns,
         reasoned=sample.reasoned,
         closed=sample.closed,
+        unlike=sample.unlike,
+        changed=sample.changed,
+        unreasoned=sample.unreasoned,
+        absent=sample.absent,
         turn=-1 if sample.turn is None else sample.turn,
         after=sample.after,
         conversation=layout,
         empty_prompt=empty_prompt,
         markers=unknown.within(segments.texts),
+        in_last_round=sample.turn is None or sample.turn >= start,
+        long_round=roles[start:].count("assistant") > 1,
     )
+
+
+@lru_cache(1024)
+def start_of_last_round(roles: tuple[str, ...]) -> int:
+    """Return the index after the last user message that has an answer."""
+    last = max((k for k, role in enumerate(roles) if role == "assistant"), default=0)
+    return max((k + 1 for k, role in enumerate(roles[:last]) if role == "user"), default=0)
 
 
 @lru_cache(1024)

@@ -281,7 +281,9 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
         written = {number for sample in samples for number, _ in sample.gaps}
         last, drops = outline.samples[-1].turn, self._template.adjust.drop_reasoning
         earlier = turns.messages if last is None or drops else turns.messages[: last + 1]
-        numbers = [int(gap[1]) for message in earlier for gap in GAP.finditer(message.reasoning)]
+        # Whether a trained turn may lack its reasoning is checked by the template.
+        untrained = [message for message, flag in zip(earlier, trained, strict=False) if drops or not flag]
+        numbers = [int(gap[1]) for message in untrained for gap in GAP.finditer(message.reasoning)]
         left_out = [number for number in numbers if number not in written]
         return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats, left_out)
 

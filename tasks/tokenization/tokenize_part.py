@@ -54,6 +54,13 @@ LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools")
 
 # Reasoning that a setting or the template leaves out of all samples: answers, and tokens of their reasoning.
 REASONING = ("reasoning_left_out", "reasoning_tokens_left_out")
+# How `turns: as_rendered` differs from inference: trained answers with another prompt, that are written differently,
+# and without their reasoning, and the tokens of this reasoning.
+AS_RENDERED = ("other_prompts", "other_answers", "without_reasoning", "unwritten_tokens")
+
+# What a conversation of several samples costs: samples and tokens without its last sample, and without those that train
+# on its last round; and such conversations with several answers in the last round.
+PRICE = ("earlier_samples", "earlier_tokens", "earlier_rounds", "earlier_round_tokens", "long_rounds")
 
 # What `turns: apart` would add: samples and tokens. The third count is the prompt tokens that its samples would repeat.
 APART = ("apart_samples", "apart_tokens", "apart_repeated")
@@ -227,8 +234,18 @@ class Batch:
                 self._count(name, count)
         for name, field in ANSWERS.items():
             self._count(name, of_each(field, np.int64).sum())
+        unwritten = [text for prepared in self._samples for text in prepared.unwritten]
+        differs = of_each("unlike", np.int64).sum(), of_each("changed", np.int64).sum()
+        for name, number in zip(AS_RENDERED, (*differs, len(unwritten), self._tokens_of(unwritten)), strict=True):
+            self._count(name, number)
         self._count_apart(trained, ends, segments, records)
         separators = of_each("separator", bool)
+        is_earlier = np.append(~is_first[1:], False)  # whether another sample of the conversation follows
+        in_rounds = is_earlier & ~of_each("in_last_round", bool)
+        lengths, is_long = np.diff(offsets) - separators, ~is_first & ~is_earlier & of_each("long_round", bool)
+        counted = (is_earlier, lengths[is_earlier], in_rounds, lengths[in_rounds], is_long)
+        for name, each in zip(PRICE, counted, strict=True):
+            self._count(name, each.sum())
         self._count("tokens", len(values) - np.count_nonzero(separators))
         columns = [
             to_arrow(records),
@@ -296,6 +313,18 @@ class Batch:
         self._count(samples, np.count_nonzero(is_added))
         self._count(tokens, length[:-1][is_added].sum())
         self._count(repeated, np.minimum(prompt[1:], length[:-1])[is_later].sum())
+
+    def _tokens_of(self, texts: Sequence[str]) -> int:
+        """Return the number of tokens of texts that no sample has.
+
+        Those that cannot be encoded are left out.
+        """
+        try:
+            return len(self._encoder.encode(Texts.of([*texts])).ids) if texts else 0
+        except Unencodable as error:
+            return self._tokens_of([text for text in texts if text not in error.problems])
+        except TooSlow as error:
+            return self._tokens_of([text for text in texts if text != error.text])
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
         """Return the columns weight_ends and weights; arguments as of `_count_apart`."""

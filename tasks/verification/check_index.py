@@ -10,6 +10,7 @@ times does not fill one of them. None of the code that made the corpus is called
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,11 +43,12 @@ PIECE = np.dtype(
 )  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
-# `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.
+# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` 0, if the index has no such column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
         ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
+        ("repeated", "i4"),
     ]
 )  # fmt: skip
 
@@ -100,8 +102,9 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
             for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
                 entries[name] = to_numpy(block.column(name))
-            if "turn" not in block.schema.names:
-                entries["turn"] = -1
+            for name, default in (("turn", -1), ("repeated", 0)):
+                if name not in block.schema.names:
+                    entries[name] = default
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
             entries["first"] = _filled(block.column("first"))
             entries["split"] = kind_of_split[split]
@@ -170,6 +173,8 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     copies, copies_held_out         number of copies in the split `train`, and in `validation`
     places, trained                 tokens in the split `train`, over all copies
     untrained                       untrained tokens of all pieces, without copies
+    later                           number of pieces that begin after the start of a sample, without copies
+    again                           tokens that these pieces repeat
     reason                          why it was dropped, an index into SAMPLE_DROP_REASONS; -1 if it is packed
     """
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
@@ -199,12 +204,14 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
         "length": total(length * once),
-        "tokens": total((length - separator) * (once & placed)),
+        "tokens": total((length - separator - entries["repeated"]) * (once & placed)),
         "copies": total(in_train) // pieces,
         "copies_held_out": total(split == 1) // pieces,
         "places": total(length * in_train),
         "trained": total(trained * in_train),
         "untrained": total((length - trained) * (once & placed)),
+        "later": total(once & (first > 0)),
+        "again": total(entries["repeated"] * (once & placed)),
         "reason": np.where(is_placed, -1, np.maximum.reduceat(reason, heads) if len(heads) else reason),
     }
 
@@ -218,6 +225,8 @@ class Counts:
     packed: int = 0
     truncated: int = 0
     tokens: int = 0  # without separators; copies count once
+    later: int = 0  # pieces that begin after the start of a sample
+    again: int = 0  # tokens that these pieces repeat
     repeated: int = 0  # prompt tokens that the previous sample of the conversation also contains
     reasons: Counter[int] = field(default_factory=Counter)  # why conversations or samples are not packed
 
@@ -227,6 +236,8 @@ class Counts:
         self.packed += int(np.count_nonzero(placed))
         self.truncated += int(np.count_nonzero(seen["truncated"]))
         self.tokens += int(seen["tokens"].sum())
+        self.later += int(seen["later"].sum())
+        self.again += int(seen["again"].sum())
         inside = seen["source"][seen["source"] < len(self.accepted)]
         self.accepted += np.bincount(inside, minlength=len(self.accepted))
         reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)
@@ -269,7 +280,8 @@ class IndexCheck:
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
-        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row.
+        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut
+        # off between turns may be short, and nothing shows that more followed.
         longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
         whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
@@ -280,6 +292,7 @@ class IndexCheck:
                 self._require(~of_bound | is_outside, f"was dropped by {bound}, but is within it", samples)
                 # The index does not have all tokens of a truncated conversation.
                 checked = whole if name == "tokens" else samples["placed"]
+                checked = checked & (bound != "min_tokens" or not self._manifest.splits_at_turns)
                 self._require(~(checked & is_outside), f"is packed, but {bound} is {limit}", samples)
         contents = np.empty(np.count_nonzero(seen["placed"]), CONTENT)
         for name in CONTENT.names or ():
@@ -411,6 +424,8 @@ class IndexCheck:
             return "a conversation is in the validation split twice"
         if self._settings.get("weighting") == "token_share":
             return "token_share: a conversation is packed twice" if counts["twice"] else ""
+        if self._settings.get("weighting") == "proportions":
+            return self._problem_of_share(weight, counts)
         whole, rest = divmod(weight, 1)
         if counts["unweighted"] and whole:
             return f"conversations are dropped by weight, but the weight is {weight:g}"
@@ -420,4 +435,16 @@ class IndexCheck:
         extra, of = (counts["above"], counts["in_train"]) if whole else (counts["placed"], chosen)
         if abs(extra - rest * of) > 2 and whole != weight:
             return f"{extra:,} of {of:,} conversations have an additional copy, which does not match the weight"
+        return ""
+
+    def _problem_of_share(self, weight: float, counts: dict[str, int]) -> str:
+        """Say how an entry of `sources` contradicts its share of the conversations."""
+        if counts["unweighted"]:
+            return "conversations are dropped by weight, but weighting is proportions"
+        sizes, copies = self._mixture["in_train"], counts["copies"]
+        of_entries = zip(self._settings["sources"], sizes.tolist(), strict=False)
+        scale = max(size / source.get("weight", 1) for source, size in of_entries)
+        wanted = max(counts["in_train"], math.floor(weight * scale + 0.5))
+        if copies != wanted:
+            return f"{copies:,} conversations are packed, with copies, but its share is {wanted:,}"
         return ""

@@ -35,7 +35,7 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     """
     config, folder = config_for(manifest, corpus, config_file)
     config._is_recorded = True
-    recipe = recipe_of(config, folder, root, revisions_of(manifest))
+    recipe = recipe_of(config, folder, root, revisions_of(manifest), commit=commit_of_tokenizer(manifest, config))
     if difference := next(_differences(manifest, recipe), ""):
         raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
     return recipe
@@ -44,6 +44,12 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
 def revisions_of(manifest: Manifest) -> dict[int, str]:
     """Return the recorded commits of datasets on the Hub, by their index in `sources`."""
     return {source.entry: source.revision for source in manifest.sources if source.revision}
+
+
+def commit_of_tokenizer(manifest: Manifest, config: Config) -> str:
+    """Return the recorded commit of the tokenizer that a config names, or ""."""
+    named = config.model_dump(include={"tokenizer"})["tokenizer"]
+    return (manifest.tokenizer.revision or "") if named == manifest.config["tokenizer"] else ""
 
 
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:

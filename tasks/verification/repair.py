@@ -28,7 +28,7 @@ import pyarrow as pa
 from packcorpus.tasks.config import path_in
 from packcorpus.tasks.core.errors import Busy, DataError, InputMissing, PackError
 from packcorpus.tasks.corpus.publish import CARD, COPIED, dataset_card, files_beside, write_planned_shard
-from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
+from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, locate_tokenizer, open_tokenizer
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
 from packcorpus.tasks.storage.facts import FileFacts, Shard
@@ -43,7 +43,13 @@ from packcorpus.tasks.storage.files import (
 )
 from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
-from packcorpus.tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
+from packcorpus.tasks.verification.rebuild import (
+    commit_of_tokenizer,
+    config_for,
+    has_other_texts,
+    other_texts,
+    recipe_for,
+)
 from packcorpus.tasks.work import Plan, run_all
 
 Content = Path | bytes
@@ -175,7 +181,10 @@ class _Origins:
         if name.parts[0] in ("tokenizer", TEMPLATE, TOOL_TEMPLATE):
             with suppress(PackError):  # the tokenizer or template that the config names
                 config, folder = config_for(self.manifest, self.folder, self.config_file)
-                found = config.tokenizer and find_tokenizer(path_in(folder, config.tokenizer), config.tokenizer_as)
+                commit, found = commit_of_tokenizer(self.manifest, config), None
+                if config.tokenizer:
+                    place, _ = locate_tokenizer(config.tokenizer, path_in(folder, config.tokenizer), commit)
+                    found = find_tokenizer(place, config.tokenizer_as)
                 candidates += [] if name.parts[0] == "tokenizer" or not found else [path_in(folder, config.template)]
                 candidates += [*found.files, *found.templates] if found else []
         for candidate in candidates:

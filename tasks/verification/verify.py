@@ -147,6 +147,9 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     require("trained tokens", tokens.trained, ledger.tokens.trained)
     require("separators", index.separators, ledger.tokens.separators)
     require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+    if (later := ledger.pieces.later) is not None:
+        require("later pieces", seen.later, later)
+        require("tokens before later pieces", seen.again, ledger.pieces.repeated_tokens)
     require("rows", tokens.rows, packing.rows)
     names = manifest.row_layout.split_names(manifest.config.get("epochs", 1))
     require("splits", list(manifest.splits), list(names))

@@ -36,7 +36,7 @@ from packcorpus.tasks.storage.files import sha256_of
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.storage.schemas import INDEX_SCHEMA
 
-SETTINGS = {"whole": "", "split": "overlong: split\n", "unpacked": "packing: false\n"}
+SETTINGS = {"whole": "overlong: truncate\n", "split": "overlong: split\n", "unpacked": "packing: false\n"}
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ from packcorpus.tasks.storage.schemas import row_schema
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tmp_path_factory.mktemp("packed"))
+    return pack(tmp_path_factory.mktemp("packed"), "overlong: truncate\n")
 
 
 @pytest.fixture

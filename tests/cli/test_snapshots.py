@@ -39,9 +39,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     One is packed, one has split conversations, and one is not packed. A fourth manifest cannot be read.
     """
     root = tmp_path_factory.mktemp("project")
-    for settings in ({}, {"name": "split", "overlong": "split"}, {"name": "plain", "packing": False}):
+    cut = {"overlong": "truncate"}
+    for settings in (cut, {"name": "split"}, {"name": "plain", "packing": False}):
         pack_corpus(make_recipe(root, records(), max_rejects=0.1, validation=0.1, **settings))
-    write_project(root, records(), max_rejects=0.1, validation=0.1)
+    write_project(root, records(), max_rejects=0.1, validation=0.1, **cut)
     (root / "manifests" / "broken.json").write_text("{}")
     return root
 

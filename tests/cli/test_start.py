@@ -34,7 +34,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise _Started
 
     monkeypatch.setattr(start.os, "execv", execv)
-    monkeypatch.setattr(start, "find_manifest", lambda path, root: root / "manifests" / f"{path or 'latest'}.json")
     monkeypatch.setenv("PACKCORPUS_JSON", "0")
     return words
 
@@ -48,19 +47,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             "luigi --module packcorpus.pipeline PackCorpus --config c.yaml --root x"
             " --sequence-length=512 --workers=3 --quiet --json",
         ),
-        ("train", "packcorpus.train --manifest manifests/latest.json"),
-        ("train small", "packcorpus.train --manifest manifests/small.json"),
-        ("train small --max-steps 5", "packcorpus.train --manifest manifests/small.json --max-steps 5"),
-        ("train --root=x --max-steps 5", "packcorpus.train --manifest x/manifests/latest.json --root=x --max-steps 5"),
-        ("train small --json --root x", "packcorpus.train --manifest x/manifests/small.json --root x"),
-        ("train --manifest x.json", "packcorpus.train --manifest x.json"),
+        ("train", "packcorpus.train"),
+        ("train small --base-model toy", "packcorpus.train small --base-model toy"),
+        ("train --max-steps 5 small --json --root x", "packcorpus.train --max-steps 5 small --root x"),
         ("train --help", "packcorpus.train --help"),
-        ("train doctor", "packcorpus.train doctor"),
-        ("train diagnose", "packcorpus.train diagnose --manifest manifests/latest.json"),
-        (
-            "train diagnose small --only compile",
-            "packcorpus.train diagnose --manifest manifests/small.json --only compile",
-        ),
+        ("train doctor --help", "packcorpus.train doctor --help"),
+        ("train diagnose small --only compile", "packcorpus.train diagnose small --only compile"),
+        ("train chat run", "packcorpus.train chat run"),
         ("train merge run --dtype fp16", "packcorpus.train merge run --dtype fp16"),
         ("certify run --merged x", "packcorpus.train certify run --merged x"),
         ("certify --help", "packcorpus.train certify --help"),
@@ -74,25 +67,11 @@ def test_each_command_starts_what_it_stands_for(started: list[str], words: str, 
         assert start.os.environ["PACKCORPUS_JSON"] == ("1" if "--json" in words else "0")
 
 
-def test_shards_without_a_manifest_are_passed_on(started: list[str], tmp_path: Path) -> None:
-    (tmp_path / "train-00000-of-00001.arrow").touch()
-    CliRunner().invoke(app, ["train", str(tmp_path)])
-    assert started == ["packcorpus.train", "--manifest", str(tmp_path)]
-
-
 def test_packing_needs_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     error = CliRunner().invoke(app, ["pack"]).exception
     assert isinstance(error, InputMissing)
     assert "packcorpus init PATH" in str(error)
-
-
-def test_training_needs_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words in (["train"], ["train", "nope"], ["train", "nope", "--max-steps", "5"]):
-        error = CliRunner().invoke(app, words).exception
-        assert isinstance(error, InputMissing)
-        assert error.reason == "manifest_missing"
 
 
 @pytest.mark.slow
@@ -111,7 +90,7 @@ def test_modules_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
     verified = command(tmp_path, PACKCORPUS, "verify", "--json")
     assert verified.returncode == 0, verified.stderr
     assert json.loads(verified.stdout)["manifest"] == manifest
-    training = command(tmp_path, PACKCORPUS, "train", "--where")
+    training = command(tmp_path, PACKCORPUS, "train", "--base-model", "toy", "--where")
     assert training.returncode == 0, training.stderr
     assert training.stdout.startswith("data/adapters/small-")
     helped = command(tmp_path, PACKCORPUS, "train", "--help")

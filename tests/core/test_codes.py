@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,13 @@ PASSED_ON = {
 }
 
 
+# Words of a cause or a fix that say nothing: the line is left out instead.
+EMPTY = re.compile(
+    r"message (suggests|names)|(line|byte|setting) in the message|follow the message|mistyped|"
+    r"\bfix (it|the (path|pattern|URL|cause))\b"
+)
+
+
 class Modules(NamedTuple):
     """What all modules contain.
 
@@ -67,7 +75,7 @@ class Modules(NamedTuple):
 @cache
 def modules() -> Modules:
     found = Modules([], set())
-    for folder in ("tasks", "pipeline", "train"):
+    for folder in ("packcorpus", "tasks", "pipeline", "train"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
@@ -90,18 +98,19 @@ def test_every_error_is_listed_with_the_exit_code_of_its_class() -> None:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    assert set(CODES) <= modules().literals, sorted(set(CODES) - modules().literals)
+    raised = modules().literals | {"incomplete_copy"}  # by packcorpus/__init__.py, in a copy without error_codes.py
+    assert set(CODES) <= raised, sorted(set(CODES) - raised)
 
 
-def test_each_reason_has_one_code_with_a_cause_and_a_fix() -> None:
+def test_each_reason_has_one_code_and_no_empty_advice() -> None:
     assert Counter(code.code for code in CODES.values()).most_common(1)[0][1] == 1
     assert [code.code for code in CODES.values()] == sorted(code.code for code in CODES.values())
     for code in CODES.values():
         assert code.code[1] in GROUPS
         assert code.exit in EXITS
         assert code.meaning.endswith(".")
-        assert code.cause
-        assert code.fix
+        advice = f"{code.cause}; {code.fix}"
+        assert not EMPTY.search(advice), (code.code, advice)
         assert "|" not in "".join(map(str, code))
 
 
@@ -114,9 +123,11 @@ def test_the_codes_that_were_published_stay() -> None:
 @given(st.sampled_from(sorted(CODES)), st.text(min_size=1))
 def test_a_message_follows_its_code_and_is_one_line_of_json(reason: str, message: str) -> None:
     error = DataError(reason, message, place="a\udcff")
-    first, *_, last = as_text(error).split("\n")
+    first, *_ = as_text(error).split("\n")
     assert first.startswith(f"{CODES[reason].code} error: ")
-    assert last == f"  cause: {CODES[reason].cause}; fix: {CODES[reason].fix}"
+    advice = {"cause": CODES[reason].cause, "fix": CODES[reason].fix}
+    said = "; ".join(f"{name}: {text}" for name, text in advice.items() if text)
+    assert as_text(error).endswith(f"\n  {said}" if said else one_line(message))
     assert all(char.isprintable() or char.isspace() for char in first)
     line = as_json(error)
     assert "\n" not in line

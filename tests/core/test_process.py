@@ -16,7 +16,15 @@ from support.commands import BIN
 from packcorpus.tasks.core import process
 from packcorpus.tasks.core.errors import DataError, PackError, StorageError
 from packcorpus.tasks.core.messages import to_pack_error
-from packcorpus.tasks.core.process import bomb, bounded_memory, bounded_table, may_allocate, of_memory
+from packcorpus.tasks.core.process import (
+    bomb,
+    bounded_memory,
+    bounded_table,
+    cores,
+    may_allocate,
+    of_memory,
+    versions_of,
+)
 from packcorpus.tasks.core.startup import LEAST_MEMORY
 
 RECORDS = '{"prompt": "a", "completion": "b"}\n' * 50
@@ -169,3 +177,62 @@ def test_there_is_no_limit_if_the_system_does_not_report_memory_use(
     with bounded_memory(MIB):
         assert state() == before
         bytearray(200 * MIB)
+
+
+# -- cores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, dict[str, str]], int]:
+    """Return a function that counts the cores of 16 with these control groups."""
+    monkeypatch.delenv("PYTHON_CPU_COUNT", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(process, "PROC_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(process, "CGROUPS", tmp_path / "groups")
+
+    def count(own: str, files: dict[str, str]) -> int:
+        (tmp_path / "cgroup").write_text(own)
+        for name, content in files.items():
+            (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "groups" / name).write_text(content)
+        return cores()
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("", {}, 16),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 16),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),
+        ("0::/\n", {"cpu.max": "6400000 100000\n"}, 16),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "400000 100000\n"}, 3),
+        ("0::/../../host\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("4:cpu,cpuacct:/docker/1\n3:memory:/x\n0::/x\n",
+         {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 4),
+        ("4:cpu,cpuacct:/d\n", {"cpu/d/cpu.cfs_quota_us": "-1\n", "cpu/d/cpu.cfs_period_us": "100000\n"}, 16),
+        ("9:cpuset:/d\n", {"cpu/d/cpu.cfs_quota_us": "100000\n", "cpu/d/cpu.cfs_period_us": "100000\n"}, 16),
+        ("0::/\n", {"cpu.max": "damaged\n"}, 16),
+    ],
+)  # fmt: skip
+def test_the_cores_of_a_container_are_counted(
+    groups: Callable[[str, dict[str, str]], int], own: str, files: dict[str, str], expected: int
+) -> None:
+    assert groups(own, files) == expected
+
+
+def test_affinity_and_a_variable_limit_the_cores(
+    groups: Callable[[str, dict[str, str]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 7})
+    assert groups("0::/\n", {}) == 3
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "5")
+    assert cores() == 5
+
+
+def test_versions_of_what_is_not_installed_are_left_out() -> None:
+    assert versions_of("no-such-distribution", "numpy").keys() == {"numpy"}

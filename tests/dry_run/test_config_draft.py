@@ -21,7 +21,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from packcorpus.tasks.config import KEYS, Config, load_config
 from packcorpus.tasks.core.errors import DataError, PackError, UsageError
-from packcorpus.tasks.dry_run.config_draft import Draft, write_draft
+from packcorpus.tasks.dry_run.config_draft import Draft, settings_of_sources, write_draft
+from packcorpus.tasks.dry_run.given import Given
 from packcorpus.tasks.recipe import resolve
 from packcorpus.tasks.work import Plan, run_all
 
@@ -32,10 +33,22 @@ def write(path: Path, records: list[Any]) -> Path:
     return path
 
 
-def draft(folder: Path, *paths: str, name: str = "corpus.yaml", **options: Any) -> tuple[Draft, Config, str]:
+OF_SOURCES = ("format", "columns", "roles", "ignore")
+
+
+def draft(
+    folder: Path, *paths: str, name: str = "corpus.yaml", overwrite: bool = True, full: bool = False, **options: Any
+) -> tuple[Draft, Config, str]:
     output = folder / name
-    found = write_draft([Path(path) for path in paths], output, **{"overwrite": False, **options})
+    of_sources = settings_of_sources(**{name: options.pop(name) for name in OF_SOURCES if name in options})
+    given = Given(**options, of_sources=of_sources)
+    found = write_draft(paths, output, overwrite, given, full)
     return found, load_config(output), output.read_text(encoding="utf-8")
+
+
+def said(text: str) -> str:
+    """Return the comments of a config as one line."""
+    return " ".join(line.strip(" #") for line in re.findall(r"#.*", text))
 
 
 @pytest.fixture
@@ -54,7 +67,7 @@ ALPACA = [{"instruction": f"Count to {n}.", "output": " ".join(map(str, range(n)
 
 def test_every_setting_has_its_description(here: Path) -> None:
     write(here / "chats" / "a.jsonl", conversations(30))
-    _, config, text = draft(here, "chats")
+    _, config, text = draft(here, "chats", full=True)
     comments = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
     for name, setting in Config.model_fields.items():
         assert re.search(rf"^(# )?( *){name}:", text, re.M), name
@@ -64,19 +77,19 @@ def test_every_setting_has_its_description(here: Path) -> None:
     assert load_config(here / "all.yaml") == config
     defaults = {name: getattr(config, name) for name in Config.model_fields if name not in ("name", "sources")}
     assert defaults == {name: Config.model_fields[name].get_default(call_default_factory=True) for name in defaults}
-    [schema] = re.findall(r"^# yaml-language-server: \$schema=(.*)$", text, re.M)
-    assert json.loads((here / schema).read_text()) == Config.model_json_schema()
+    assert "$schema" not in text, "an absolute path is of this machine only"
 
 
 def test_the_config_runs_as_it_is(here: Path) -> None:
     write(here / "chats" / "a.jsonl", conversations(200))
     write(here / "alpaca.jsonl", ALPACA)
     found, config, text = draft(here, "chats", "alpaca.jsonl", name="mine/corpus.yaml")
-    assert [(source.path, source.format) for source in config.sources] == [
-        ("../chats/a.jsonl", "messages"),
-        ("../alpaca.jsonl", "alpaca"),
-    ]
-    assert config.max_rejects == Config.model_fields["max_rejects"].default
+    assert [source.path for source in config.sources] == ["../chats/a.jsonl", "../alpaca.jsonl"]
+    assert len(text.splitlines()) <= 10
+    assert "../alpaca.jsonl  # 60 conversations, alpaca" in text
+    _, whole, text = draft(here, "chats", "alpaca.jsonl", name="mine/full.yaml", full=True)
+    assert [source.format for source in whole.sources] == ["messages", "alpaca"]
+    assert whole.model_copy(update={"sources": config.sources}) == config
     assert "messages: all 200 sampled records" in text
     assert "200 conversations (counted)" in text
     manifest = pack(here, "--config", "mine/corpus.yaml")
@@ -113,58 +126,59 @@ def test_skipped_folders_are_reported(here: Path) -> None:
 
 
 def test_unusable_records_are_reported(here: Path) -> None:
-    """Unusable records are reported, and the config runs without them."""
+    """Unusable records are reported with the choice that the user has; none is made."""
     wrong = [{"messages": [{"role": "assistent", "content": "x"}]}] * 3
     write(here / "chats.jsonl", [*conversations(2), *wrong, {"messages": 1}, {"other": 1}])
     found, config, text = draft(here, "chats.jsonl")
-    assert config.max_rejects == 0.72
+    assert config.max_rejects == 0.01
     summary = found.summary()
     first_line = "5 of 7 sampled records cannot be used and are rejected"
     assert re.fullmatch("1 file, .*, 7 records, 2 can be packed", summary[0])
-    assert f"max_rejects: 0.72 instead of 0.01: {first_line}" in summary
-    assert "7 records (counted); messages: 2 of 7 sampled records" in text
+    choice = "check will fail: 71.4 % of the records are rejected, and max_rejects allows 1 %; fix the records, or set "
+    choice += "max_rejects: 0.72 to leave them out"
+    assert choice in summary
+    assert choice[1:] in said(text)
+    assert found.will_fail
+    assert "7 records, messages, 2 of 7 sampled can be used" in text
     place = summary.index(f"{first_line}:")
     named = {line.partition(": ")[0]: line.partition(": ")[2] for line in summary[place + 1 :]}
     assert named["  E207 bad_role, 3"].startswith('chats.jsonl:3 messages[0].role "assistent" is not a role')
     assert len(named) == len(summary) - place - 1 == 3, summary
-    comment = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
-    assert f"{first_line}: " in comment
-    assert named["  E207 bad_role, 3"] in comment
+    with pytest.raises(DataError, match="max_rejects"):
+        run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+    (here / "corpus.yaml").write_text(text + "max_rejects: 0.72\n")
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
-def test_max_rejects_is_raised_for_overlong_conversations(here: Path) -> None:
-    long = [
-        {"messages": [{"role": "user", "content": "at 9 " * 1500}, {"role": "assistant", "content": f"{n}"}]}
-        for n in range(2)
-    ]
-    write(here / "chats.jsonl", [*conversations(58), *long])
-    shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
-    found, config, text = draft(here, "chats.jsonl")
-    assert config.max_rejects == 0.04
-    summary = "\n".join(found.summary())
-    assert "max_rejects: 0.04 instead of 0.01: 2 conversations (E236) have no trained token within 1,024 " in summary
-    assert "cannot be used" not in summary
-    assert "Raised: 2 conversations (E236) have" in text
-    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
-
-
-@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(good=300, bad=1)
-@example(good=3, bad=1)
-@given(good=st.integers(1, 40), bad=st.integers(0, 40))
-def test_the_config_never_fails_because_of_rejects(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, good: int, bad: int
+@pytest.mark.parametrize(
+    ("tokens", "limit", "length", "note"),
+    [
+        ([100] * 100, None, 1024, "all conversations fit; the longest has 1"),
+        ([100] * 99 + [5000], None, 1024, "99.0 % of the conversations fit; the longest has 5,"),
+        ([100] * 98 + [5000] * 2, None, 5120, "all conversations fit; the longest has 5,"),
+        ([100] * 90 + [2100] * 10, None, 3072, "all conversations fit; the longest has 2,"),
+        ([100] * 90 + [2100] * 10, 2048, 2048, "90.0 % of the conversations fit; the longest has 2,"),
+        ([100] * 98 + [900] * 2, 600, 512, "98.0 % of the conversations fit; the longest has 9"),
+    ],
+)
+def test_99_percent_fit_the_rows_if_the_model_reads_as_much(
+    here: Path, tokens: list[int], limit: int | None, length: int, note: str
 ) -> None:
-    folder = tmp_path_factory.mktemp("rejects")
-    monkeypatch.chdir(folder)
-    shutil.copy(kind_path("sp_bpe_chatml"), folder / "near.model")
-    write(folder / "a.jsonl", [*conversations(good), *[{"messages": []}] * bad])
-    _, config, _ = draft(folder, "a.jsonl")
-    share, default = bad / (good + bad), Config.model_fields["max_rejects"].default
-    assert max(share, default) <= config.max_rejects <= max(share + 0.01, default)
-    receipt = run_all(Plan(resolve(folder / "corpus.yaml", folder)), check_content=True)
-    assert receipt is None or receipt["ledger"]["conversations"]["packed"] == good
+    chats = [
+        {"messages": [{"role": "user", "content": "9" * count}, {"role": "assistant", "content": f"{number}"}]}
+        for number, count in enumerate(tokens)
+    ]
+    write(here / "chats.jsonl", chats)
+    shutil.copytree(kind_path("hf_byte_level"), here / "model")
+    (here / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": limit} if limit else {}))
+    found, config, text = draft(here, "chats.jsonl")
+    assert config.sequence_length == length
+    assert f"sequence_length: {length}  # {note}" in text
+    assert re.findall("; the model reads ([0-9,]+)", text) == ([f"{limit:,}"] if limit else [])
+    assert any(line.startswith(f"sequence_length: {length} ({note}") for line in found.summary())
+    _, config, text = draft(here, "chats.jsonl", sequence_length="256")
+    assert config.sequence_length == 256
+    assert "% of the conversations fit" in text
 
 
 def test_a_file_without_a_usable_record_is_left_out(here: Path) -> None:
@@ -175,14 +189,14 @@ def test_a_file_without_a_usable_record_is_left_out(here: Path) -> None:
     problem = (
         "none of its first 3 records can be used; the first problem: messages[0].role is missing; the keys found are: "
     )
-    assert f"left out: {here / 'b.jsonl'}: {problem}speaker, utterance; " in "\n".join(found.summary())
+    assert f"left out: b.jsonl: {problem}speaker, utterance; " in "\n".join(found.summary())
     with pytest.raises(DataError, match=r"b\.jsonl: none of its first 3 records can be used"):
-        draft(here, "b.jsonl", overwrite=True)
-    long = {"messages": [{"role": "user", "content": "a " * 9000}, {"role": "assistant", "content": "b"}]}
+        draft(here, "b.jsonl")
+    silent = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "train": False}]}
     shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
-    write(here / "long.jsonl", [long])
-    with pytest.raises(DataError, match=r"long\.jsonl: no conversation can be packed: "):
-        draft(here, "long.jsonl", overwrite=True)
+    write(here / "silent.jsonl", [silent])
+    with pytest.raises(DataError, match=r"silent\.jsonl: no conversation can be packed: "):
+        draft(here, "silent.jsonl")
     assert load_config(here / "corpus.yaml") == config, "nothing is written"
 
 
@@ -191,7 +205,7 @@ def test_files_that_are_named_twice_are_counted_once(here: Path) -> None:
     write(here / "chats" / "b.jsonl", ALPACA)
     found, config, text = draft(here, "chats/a.jsonl", "chats/a.jsonl", "chats")
     assert [source.path for source in config.sources] == ["chats/a.jsonl", "chats/b.jsonl"]
-    assert text.count("60 conversations (counted)") == 2
+    assert text.count("# 60 conversations, alpaca") == 2
     assert found.summary()[0].endswith("120 conversations")
 
 
@@ -207,13 +221,13 @@ def test_columns_and_format_are_used_for_all_files(here: Path) -> None:
     _, config, text = draft(here, "a.csv", format="prompt_completion", columns=columns)
     [source] = config.sources
     assert (source.format, source.columns) == ("prompt_completion", {"prompt": "Frage", "completion": "Antwort"})
-    comment = " ".join(re.sub(r"^ *# *", "", line) for line in text.splitlines() if "#" in line)
-    assert "30 conversations (counted); prompt_completion: all 30 sampled records; " in comment
+    comment = said(text)
+    assert "30 conversations, prompt_completion; " in comment
     assert "a.csv: found delimiter ';' and encoding windows-1252; if that is wrong, set it in its source" in comment
     assert "guessed" not in comment
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
     columns = ["messages=dialog", "role=speaker", "content=text"]
-    _, config, _ = draft(here, "b.jsonl", columns=columns, overwrite=True)
+    _, config, _ = draft(here, "b.jsonl", columns=columns)
     assert config.sources[0].columns == {"messages": "dialog", "role": "speaker", "content": "text"}
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
@@ -257,15 +271,13 @@ def test_roles_are_guessed_by_their_names(here: Path) -> None:
     found, config, text = draft(here, "a.jsonl")
     [source] = config.sources
     assert source.roles == {"user": ["Customer"], "assistant": ["Support Agent"]}
-    assert config.max_rejects == 0.01
-    assert "29 conversations (counted); messages: all 29 sampled records;" in " ".join(text.replace("#", "").split())
-    assert "roles guessed by their names" in " ".join(text.replace("#", "").split())
+    assert "29 conversations, messages; columns guessed by their names; roles guessed by their names" in said(text)
     assert "a.jsonl: guessed roles: {user: [Customer], assistant: [Support Agent]}" in found.summary()
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
     # The user must set names that reveal no role. Guesses do not add to the settings of the user.
     write(here / "b.jsonl", [chat("Anna", "agent")] * 9 + [chat("human", "agent")] * 20)
-    _, config, _ = draft(here, "b.jsonl", overwrite=True)
-    assert (config.sources[0].roles, config.max_rejects) == ({"assistant": ["agent"]}, 0.32)
+    _, config, _ = draft(here, "b.jsonl")
+    assert config.sources[0].roles == {"assistant": ["agent"]}
     with pytest.raises(DataError, match='"Anna" is not a role'):
         draft(here, "b.jsonl", overwrite=True, roles=["assistant=human"])
     _, config, _ = draft(here, "b.jsonl", overwrite=True, roles=["assistant=agent", "user=anna"])
@@ -306,9 +318,9 @@ def test_an_existing_config_is_not_overwritten(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     (here / "corpus.yaml").write_text("old")
     with pytest.raises(UsageError, match=r"corpus\.yaml: already exists"):
-        draft(here, "a.jsonl")
+        draft(here, "a.jsonl", overwrite=False)
     assert (here / "corpus.yaml").read_text() == "old"
-    assert draft(here, "a.jsonl", overwrite=True)[1].sources[0].path == "a.jsonl"
+    assert draft(here, "a.jsonl")[1].sources[0].path == "a.jsonl"
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------
@@ -333,8 +345,10 @@ def test_unreadable_files_become_comments(here: Path) -> None:
     found, config, text = draft(here, "chats")
     assert [source.path for source in config.sources] == ["chats/a.jsonl"]
     assert config.name == "chats"
+    full = draft(here, "chats", name="full.yaml", full=True)[2]
     for left_out in ("empty.jsonl", "odd.jsonl", "old.jsonl.gz", "README.md"):
-        assert left_out in text
+        assert left_out in full
+        assert (left_out in text) == (left_out != "README.md")
         assert any(left_out in line for line in found.summary())
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
@@ -412,7 +426,7 @@ def test_a_tokenizer_of_a_later_mistral_is_named(here: Path, more: list[str]) ->
 
 
 @pytest.mark.parametrize("has_template", [False, True])
-def test_reasoning_that_the_template_does_not_write_is_dropped_and_reported(here: Path, has_template: bool) -> None:
+def test_reasoning_that_the_template_does_not_write_is_reported_and_kept(here: Path, has_template: bool) -> None:
     answer = {"role": "assistant", "content": "4", "reasoning_content": "Two and two."}
     write(here / "a.jsonl", [{"messages": [{"role": "user", "content": "2+2?"}, answer]}] * 30)
     if has_template:
@@ -420,15 +434,17 @@ def test_reasoning_that_the_template_does_not_write_is_dropped_and_reported(here
         settings = json.loads((here / "model" / "tokenizer_config.json").read_text())
         (here / "model" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHATML_JINJA}))
     found, config, text = draft(here, "a.jsonl")
-    assert (config.template, config.reasoning) == ("tokenizer" if has_template else "chatml", "drop")
-    reason = "the template does not write all reasoning, so keep would reject conversations; to train on it, set the "
-    reason += "tokenizer of a "
-    assert f"reasoning: drop: {reason}model for reasoning" in "\n".join(found.summary())
-    assert f"Chosen: {reason}" in " ".join(text.replace("#", " ").split())
+    assert (config.template, config.reasoning) == ("tokenizer" if has_template else "chatml", "keep")
+    choice = "check will fail: the template writes no reasoning, which 30 conversations have (E418); for a model that "
+    choice += "reasons, use its tokenizer and template; to train without the reasoning, set reasoning: drop"
+    assert choice in found.summary()
+    assert choice[1:] in said(text)
+    assert found.will_fail
+    (here / "corpus.yaml").write_text(text + "reasoning: drop\n")
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
-def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
+def test_the_tokenizer_nearby_is_found_and_its_template(here: Path) -> None:
     write(here / "chats" / "a.jsonl", ALPACA)
     shutil.copy(kind_path("sp_bpe_chatml"), here / "chats" / "near.model")
     (here / "models").mkdir()
@@ -436,11 +452,17 @@ def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
     (here / "chats" / "broken.model").write_bytes(b"no model")
     for number in range(600):  # more folders than are searched
         (here / "a" / str(number)).mkdir(parents=True)
-    _, config, text = draft(here, "chats/a.jsonl")
+    with pytest.raises(UsageError) as several:
+        draft(here, "chats/a.jsonl")
+    assert str(several.value).splitlines()[1:] == [
+        f"  --tokenizer {here / name}".replace(f"{here}/", "") for name in ("chats/near.model", "models/far.model")
+    ]
+    _, config, text = draft(here, "chats/a.jsonl", tokenizer="chats/near.model")
     assert (config.tokenizer, config.template) == ("chats/near.model", "chatml")
-    assert "far.model" in text
+    (here / "models" / "copy").mkdir()
+    shutil.copy(here / "models" / "far.model", here / "models" / "copy" / "tokenizer.model")
     (here / "chats" / "near.model").unlink()
-    _, config, text = draft(here, "chats/a.jsonl", overwrite=True)
+    _, config, text = draft(here, "chats/a.jsonl")
     assert (config.tokenizer, config.template) == ("models/far.model", "alpaca")
     assert "no control tokens of a chat template" in text
 
@@ -458,12 +480,13 @@ def test_tokenizers_of_other_projects_are_ignored(here: Path) -> None:
     (corpus / "index.arrow").write_bytes(b"")
     found, config, _ = draft(here, "chats/a.jsonl")
     assert config.tokenizer is None
-    expected = "tokenizer: none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
-    assert expected in found.summary()
+    expected = "none is nearby: name that of your model; without one, a new one is trained on the data"
+    assert f"tokenizer: {expected}" in found.summary()
     shutil.copy(kind_path("sp_bpe_chatml"), here / "own.model")
-    found, config, _ = draft(here, "chats/a.jsonl", overwrite=True)
+    found, config, _ = draft(here, "chats/a.jsonl")
     assert config.tokenizer == "own.model"
-    assert f"tokenizer: {here / 'own.model'}; make sure that it is the tokenizer of your model" in found.summary()
+    expected = "tokenizer: own.model (found nearby; make sure that it is the tokenizer of your model)"
+    assert expected in found.summary()
 
 
 def test_the_tokenizers_own_template_is_used_if_it_works(here: Path) -> None:
@@ -475,9 +498,9 @@ def test_the_tokenizers_own_template_is_used_if_it_works(here: Path) -> None:
     assert (config.tokenizer, config.template) == ("models/tiny", "tokenizer")
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
     (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at.all }}")
-    _, config, text = draft(here, "a.jsonl", overwrite=True)
+    _, config, text = draft(here, "a.jsonl")
     assert config.template != "tokenizer"
-    assert "the tokenizer's own template cannot be used" in text.replace("\n# ", " ")
+    assert "the tokenizer's own template cannot be used" in said(text)
 
 
 def test_init_prints_findings_and_the_next_command(here: Path) -> None:
@@ -487,3 +510,70 @@ def test_init_prints_findings_and_the_next_command(here: Path) -> None:
     assert "60 conversations" in done.stdout
     assert done.stdout.endswith("next: packcorpus check mine.yaml\n")
     assert yaml.safe_load((here / "mine.yaml").read_text())["name"] == "a"
+
+
+# -- models among the paths --------------------------------------------------------------------------------------------
+
+
+def model(folder: Path) -> Path:
+    shutil.copytree(kind_path("hf_byte_level"), folder)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    return folder
+
+
+def test_a_model_among_the_paths_is_the_tokenizer(here: Path) -> None:
+    write(here / "a.jsonl", ALPACA)
+    model(here / "qwen")
+    shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
+    found, config, _ = draft(here, "a.jsonl", "qwen")
+    assert ([source.path for source in config.sources], config.tokenizer) == (["a.jsonl"], "qwen")
+    assert "tokenizer: qwen" in found.summary()
+    for tokenizer in ("qwen/tokenizer.json", "near.model"):
+        _, config, _ = draft(here, tokenizer, "a.jsonl")
+        assert (config.name, config.tokenizer) == ("a", tokenizer)
+    assert draft(here, "a.jsonl", "qwen", tokenizer="./qwen")[1].tokenizer == "qwen"
+    for paths, tokenizer, problem in (
+        (
+            ["a.jsonl", "qwen", "near.model"],
+            "",
+            "qwen and near.model are tokenizers, not data; keep one of them",
+        ),
+        (["a.jsonl", "qwen"], "near.model", "near.model and qwen are tokenizers, not data; keep one"),
+        (["qwen"], "", "qwen: is a tokenizer, not data; name files with conversations"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            draft(here, *paths, tokenizer=tokenizer)
+
+
+def test_files_of_models_are_no_data(here: Path) -> None:
+    write(here / "chats.jsonl", conversations(30))
+    model(here / "models" / "qwen")
+    found, config, _ = draft(here, ".", "models/qwen/tokenizer.json")
+    assert [source.path for source in config.sources] == ["chats.jsonl"]
+    assert "left out, belongs to a model: models/qwen/" in found.summary()
+    (here / "models" / "qwen" / "more.json").write_text(json.dumps(ALPACA))
+    found, config, _ = draft(here, "models", tokenizer="models/qwen")
+    assert [source.path for source in config.sources] == ["models/qwen/more.json"]
+    assert "models/qwen/tokenizer.json" in "\n".join(found.summary())
+
+
+def test_a_tokenizer_and_a_template_are_given(here: Path) -> None:
+    write(here / "a.jsonl", ALPACA)
+    model(here / "qwen")
+    (here / "mine.jinja").write_text(CHATML_JINJA)
+    options = {"tokenizer": "qwen", "template": "mine.jinja", "sequence_length": "512,1024"}
+    _, config, _ = draft(here, "a.jsonl", name="configs/corpus.yaml", **options)
+    assert (config.tokenizer, config.template, config.row_lengths) == ("../qwen", "../mine.jinja", (512, 1024))
+    assert draft(here, "a.jsonl", tokenizer="qwen", template="chatml")[1].template == "chatml"
+    for wrong, problem in (
+        ({"template": "chatlm"}, "did you mean chatml"),
+        (
+            {"sequence_length": "1k"},
+            "--sequence-length: .*\n  sequence_length: must be an integer, found '1k'",
+        ),
+        ({"tokenizer": "gone.model"}, "gone.model: no such tokenizer"),
+    ):
+        with pytest.raises(PackError, match=problem):
+            draft(here, "a.jsonl", **{"tokenizer": "qwen"} | wrong)

@@ -47,7 +47,7 @@ def figures_of(found: Manifest | Prediction) -> dict[str, Any]:
 
 def warnings_of(found: Prediction) -> list[str]:
     """Return the warnings about steps."""
-    return [warning for warning in found.warnings if warning.startswith("At ")]
+    return [warning for warning in found.warnings if warning.startswith(("An epoch has", "A step has"))]
 
 
 def mixture(first: float, second: float, limit: int | None = None) -> list[dict[str, Any]]:
@@ -200,6 +200,7 @@ def test_mixture_is_estimated_from_a_sample(large: tuple[Path, list[Any]], weigh
     """
     folder, records = large
     settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
+    settings |= {"overlong": "truncate"}
     recipe = make_recipe(folder, records, **settings)  # the other weighting has the same tokens
     run_all(Plan(recipe), check_content=True)
     plan = read_json(recipe.plan_folder / "plan.json")
@@ -285,21 +286,22 @@ def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) ->
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.ledger.tokens.trained, rel=0.01)
     warnings = warnings_of(found)
-    assert f"an epoch has {count} step" in warnings[0]
-    assert "fewer than 100" in warnings[0]
-    assert "trained tokens, fewer than 1,000" in warnings[-1]
+    assert f"An epoch has {count} steps at 16 rows per step, fewer than 100." in warnings[0]
+    assert "A step has few trained tokens (" in warnings[-1]
+    assert "at 1 row per step), fewer than 1,000." in warnings[-1]
     assert f"{count:,}" in shown(config, [16])
 
 
 def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
     [warning, *_] = warnings_of(predicted(write_project(tmp_path, conversations(2)), batches=[8]))
-    assert (
-        warning == "At 8 rows per step, an epoch has 1 step, fewer than 100. Only more conversations can change that."
+    assert warning == (
+        "An epoch has 1 step at 8 rows per step, fewer than 100. Only more conversations can change that."
     )
-    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64), batches=[16])
+    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64), batches=[16, 8])
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
-    [warning, *_] = warnings_of(many)
-    assert re.search(r"Use [23] rows per step, or \d epochs\.$", warning), warning
+    [warning, _] = warnings_of(many)
+    assert re.search(r"An epoch has \d+ steps at 16 rows, \d+ steps at 8 rows per step", warning), "it is said once"
+    assert re.search(r"Use \d epochs at 8 rows\.$", warning), "a step of two rows has too few trained tokens"
 
 
 def test_failures_are_printed_first(tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_exit_code_of_a_run_that_will_fail(tmp_path: Path) -> None:
     assert failing.returncode == 65
     printed = " ".join(failing.stdout.split())  # lines may be wrapped
     assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 1.00 %. " in printed
-    assert "shows the first of each reason; the most frequent reason is bad_role; fix: use the role" in printed
+    assert "shows the first of each reason; the most frequent reason is bad_role; fix: map the name" in printed
     assert "; set max_rejects: 0.0197 to accept this" in printed
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0

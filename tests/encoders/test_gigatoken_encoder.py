@@ -6,6 +6,9 @@ import io
 import json
 import os
 import signal
+import sys
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
+from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import SENTENCES, control_strings, hostile, kind_path, open_kind, ordinary
 
+from packcorpus.tasks.dry_run.dry_run import predict
 from packcorpus.tasks.encoders import gigatoken_encoder
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from packcorpus.tasks.encoders.texts import Texts
 from packcorpus.tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.tokenization import checks
 from packcorpus.tasks.tokenization.checks import HARD, hard_tokens
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
@@ -299,3 +306,32 @@ def test_an_interrupt_waits_until_rust_is_ready(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         fast._load()
     assert went == ["on"]
+
+
+def test_without_gigatoken_the_bytes_are_the_same_and_a_note_says_why_it_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = load_manifest(pack_corpus(make_recipe(tmp_path / "fast", conversations(30))))
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    monkeypatch.setattr(metadata, "version", without_gigatoken(metadata.version))
+    checks.release_encoders()
+    checks._versions.cache_clear()
+    recipe = make_recipe(tmp_path / "slow", conversations(30))
+    assert any("pip install gigatoken" in note for note in recipe.notes)
+    prediction = predict(recipe.config, tmp_path / "slow", tmp_path / "slow")
+    assert sum("pip install gigatoken" in warning for warning in prediction.warnings) == 1
+    slow = load_manifest(pack_corpus(recipe))
+    choice = checks.chosen_engines(recipe)
+    checks._versions.cache_clear()
+    assert choice
+    assert choice.engine == recipe.encoder.engine
+    assert slow == fast
+
+
+def without_gigatoken(version: Callable[[str], str]) -> Callable[[str], str]:
+    def version_of(name: str) -> str:
+        if name == "gigatoken":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    return version_of

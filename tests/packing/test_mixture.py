@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from support.mixtures import EVERYTHING, FEW, project
 from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
-from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, UsageError
 from packcorpus.tasks.core.printable import aligned
 from packcorpus.tasks.corpus.summary import SHARE_NOTE, explain_limits, fit_to_width, mixture_table
 from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.dry_run.expected_mixture import expected_mixture
 from packcorpus.tasks.inspection.lookup import sources_taken_whole
 from packcorpus.tasks.packing import mixture
 from packcorpus.tasks.packing.pieces import Pieces
 from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.sources.model import Source
 from packcorpus.tasks.storage.facts import MixtureFacts
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.storage.schemas import drop_code
@@ -67,8 +71,71 @@ def test_the_same_bytes_for_every_part_size_and_made_again(tmp_path: Path) -> No
     assert rebuild(path, recipe.folder / "corpus.yaml")
 
 
+def test_proportions_are_shares_of_the_result_and_leave_out_nothing(tmp_path: Path) -> None:
+    found = []
+    sources = [{"path": "few.jsonl", "weight": 70}, {"path": "many.jsonl", "weight": 30}, {"path": "twice.jsonl"}]
+    for number, (part_size, scale) in enumerate([(1 << 10, 1), (5000, 1), (1 << 26, 0.01)]):
+        entries = [source | {"weight": source.get("weight", 1) * scale} for source in sources[:2]]
+        recipe = project(tmp_path / str(number), entries, weighting="proportions", part_size=part_size)
+        manifest, index = packed(recipe)
+        few, many = manifest.mixture
+        assert (few.conversations, few.copies, many.conversations, many.copies) == (30, 210, 90, 90)
+        assert manifest.ledger.conversations.dropped == {"too_long": 0}
+        found.append(copies(index))
+    assert found[0] == found[1] == found[2], "shares and percentages are the same, for any part size"
+    assert rebuild(recipe.published)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.tuples(st.integers(50, 500), st.integers(1, 100)), min_size=1, max_size=5))
+def test_proportions_repeat_as_little_as_the_shares_allow(entries: list[tuple[int, int]]) -> None:
+    config = Config(
+        sources=[Source(path=f"{n}", weight=weight) for n, (_, weight) in enumerate(entries)], weighting="proportions"
+    )
+    counts = mixture._proportions({n: size for n, (size, _) in enumerate(entries)}, config)
+    assert all(counts[n] >= size for n, (size, _) in enumerate(entries)), "none is left out"
+    assert any(counts[n] == size for n, (size, _) in enumerate(entries)), "one source is packed once"
+    total, weights = sum(counts.values()), sum(weight for _, weight in entries)
+    for n, (_, weight) in enumerate(entries):
+        assert abs(counts[n] - Fraction(weight * total, weights)) <= len(entries), "the shares are as the weights say"
+
+
+def test_proportions_that_repeat_without_end_are_refused(tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl", "weight": 999}, {"path": "many.jsonl", "weight": 0.01}]
+    with pytest.raises(UsageError, match=r"sources\[0\] few\.jsonl: weighting: proportions would pack its 30 conv"):
+        packed(project(tmp_path, sources, weighting="proportions"))
+
+
+def test_a_weight_in_percent_names_proportions(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"sources\[0\]\.weight: must be a number; .* weighting: proportions and weight"
+    ):
+        project(tmp_path, [{"path": "few.jsonl", "weight": "70%"}])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "line"),
+    [
+        (
+            "repeat",
+            "weights and limits leave out 72 of 120 conversations (60 %): few.jsonl 9 (weight 0.7), many.jsonl 63 "
+            "(weight 0.3); for shares of the result that leave out none, set weighting: proportions",
+        ),
+        ("proportions", "weighting: proportions leaves out no conversation, and packs those of few.jsonl 7.0 times"),
+    ],
+)
+def test_a_run_says_before_it_what_weights_do(tmp_path: Path, weighting: str, line: str) -> None:
+    sources = [{"path": "few.jsonl", "weight": 0.7}, {"path": "many.jsonl", "weight": 0.3}]
+    recipe = project(tmp_path, sources, weighting=weighting)
+    assert expected_mixture(recipe) == [line]
+    assert line in predict(recipe.config, recipe.folder, tmp_path).warnings
+    assert expected_mixture(project(tmp_path / "all", [{"path": "few.jsonl"}])) == []
+
+
 def test_repeat_takes_each_so_often_and_a_seeded_part_once_more(tmp_path: Path) -> None:
-    manifest, index = packed(project(tmp_path, [{"path": "few.jsonl", "weight": 2.5}, {"path": "many.jsonl"}]))
+    manifest, index = packed(
+        project(tmp_path, [{"path": "few.jsonl", "weight": 2.5}, {"path": "many.jsonl"}], overlong="truncate")
+    )
     times = copies(index)
     assert Counter(times[0, n] for n in range(1, 31)) == {2: 15, 3: 15}
     assert {times[1, n] for n in range(1, 91)} == {1}

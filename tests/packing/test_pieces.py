@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import EOS, Tokens, token_file, tokens_of
+from support.small_corpus import EOS, TRUNCATED, Tokens, token_file, tokens_of
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
     """Run cut_overlong on `rows`, which are divided among token files in order."""
-    config = Config(sources=[Source(path="x")], **values)
+    config = Config(sources=[Source(path="x")], **TRUNCATED | values)
     edges = [len(rows) * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory() as name:
         paths: list[Path] = []

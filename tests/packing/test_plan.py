@@ -24,7 +24,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damage.kinds import flip
 from support.profiles import examples
-from support.small_corpus import EOS, PAD, Tokens, ids_of, make_shards_small, token_file, tokens_of, write_receipt
+from support.small_corpus import (
+    EOS,
+    PAD,
+    TRUNCATED,
+    Tokens,
+    ids_of,
+    make_shards_small,
+    token_file,
+    tokens_of,
+    write_receipt,
+)
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
@@ -83,7 +93,7 @@ def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Itera
             make_shards_small(patch, shard=3)
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
-        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)
+        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | TRUNCATED | values)
         files, parts = [], []
         for number, own in enumerate(sources):
             container = "jsonl" if number % 2 == 0 else "csv"

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import EOS, Tokens, token_file, tokens_of, write_receipt
+from support.small_corpus import EOS, TRUNCATED, Tokens, token_file, tokens_of, write_receipt
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
@@ -87,7 +87,7 @@ def recipe_of(corpus: Corpus, per_part: int, **values: Any) -> Iterator[Recipe]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
-        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)
+        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | TRUNCATED | values)
         files, parts, contents = [], [], []
         for number, own in enumerate(corpus):
             entry = min(number, len(config.sources) - 1)

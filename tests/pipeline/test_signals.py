@@ -296,9 +296,9 @@ LOADING = startup.INTERRUPTED.decode()
     ("command", "library", "words", "expected"),
     [
         ("packcorpus", "typer", "import packcorpus.tasks.cli.app", LOADING),
-        ("luigi", "numpy", "import pipeline", LOADING),
+        ("luigi", "numpy", "import luigi, pipeline", LOADING),
         ("packcorpus", "", STOPPED, "E713 interrupted; only the changes reported above were made\n"),
-        ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", LOADING),
+        ("luigi", "", "import luigi, pipeline; os.kill(os.getpid(), signal.SIGINT)", LOADING),
     ],
 )
 def test_an_interrupt_without_a_run(command: str, library: str, words: str, expected: str) -> None:
@@ -311,7 +311,7 @@ def test_an_interrupt_without_a_run(command: str, library: str, words: str, expe
 
 def test_importing_the_package_keeps_ctrl_c() -> None:
     importing = IMPORTING.replace("COMMAND", "notebook").replace("LIBRARY", "numpy")
-    words = "try:\n    import pipeline\nexcept ImportError:\n    raise SystemExit(3)"
+    words = "try:\n    import luigi, pipeline\nexcept ImportError:\n    raise SystemExit(3)"
     assert subprocess.run([sys.executable, "-c", importing + words], cwd=ROOT, check=False).returncode == 3
 
 

@@ -144,14 +144,14 @@ def test_a_signal_before_the_first_step_is_reported_once(folder: Path, number: i
 
 
 def training_of(pid: int) -> int:
-    """Return the `python -m train` process of a run that trains, or 0.
+    """Return the training process of a run that trains, or 0.
 
     The process that only prints the path of the record does not count.
     """
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
             given = process.cmdline()
-            if "train" in given and "--where" not in given:
+            if "packcorpus.train" in given and "--where" not in given:
                 return process.pid
     return 0
 
@@ -162,7 +162,8 @@ def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -
     shutil.rmtree(folder / "data" / "corpora")
     done = without_torch(folder, *words(OPTIONS))
     assert done.returncode == 69, done.stderr
-    assert "E721 error: training needs torch, which is not installed; run: make extras" in done.stderr
+    missing = "E721 error: training needs torch, which is not installed; run: pip install 'packcorpus[train]'"
+    assert missing in done.stderr
     assert done.stderr.count(" error: ") == 1
     assert "Traceback" not in done.stderr
     assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from support.commands import ROOT
 
-FOLDERS = ("bench", "data/sample", "docs", "pipeline", "tasks", "tests", "train")
+FOLDERS = ("bench", "data/sample", "docs", "packcorpus", "pipeline", "tasks", "tests", "train")
 SUFFIXES = (".md", ".py")
 MOST = 24
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and path.name[0] != "."]

@@ -1,4 +1,4 @@
-"""docs/reference/bad-inputs.md shows the output of the command for each case."""
+"""bad_inputs.md shows the output of the command for each case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from properties import bad_inputs
 from support.commands import ROOT
 
-DOCUMENT = (ROOT / "docs" / "reference" / "bad-inputs.md").read_text(encoding="utf-8").splitlines()
+DOCUMENT = (ROOT / "tests" / "properties" / "bad_inputs.md").read_text(encoding="utf-8").splitlines()
 # Failures of the machine, two runs at once, and endless loops depend on timing. They have their own tests.
 NOT_HERE = {20, 24, 27, 29, 30, 34, 35, 36}
 

@@ -7,9 +7,11 @@ settings ─┬─ refused: the message names the settings that exclude each oth
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -59,7 +61,7 @@ OPTIONS: Given = {
     "max_tokens": st.sampled_from([40, 80]),
     "min_turns": st.sampled_from([2, 3]),
     "max_turns": st.sampled_from([3, 4]),
-    "weighting": st.sampled_from(["repeat", "subsample", "token_share"]),
+    "weighting": st.sampled_from(["repeat", "subsample", "proportions", "token_share"]),
     "sources": st.lists(
         st.fixed_dictionaries(
             {}, optional={"weight": st.sampled_from([0.3, 0.75, 1, 1.5, 2]), "limit": st.integers(9, 30)}
@@ -242,7 +244,9 @@ def samples_for(chosen: Given) -> dict[Place, list[tuple[Any, Encoded]]]:
 
 def pack(folder: Path, chosen: Given, **other: Any) -> Path:
     """Pack a corpus in a new folder, and return its manifest."""
-    config = write_project(folder, CHAT, max_rejects=1, **chosen | {"sources": entries(chosen)} | other)
+    # The reference cuts at any token. tests/packing/test_between_turns.py is about cuts between turns.
+    cut = {"overlong": "truncate", "split_at": "tokens"}
+    config = write_project(folder, CHAT, max_rejects=1, **cut | chosen | {"sources": entries(chosen)} | other)
     (folder / "more.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in MORE))
     return pack_corpus(resolve(config, folder))
 
@@ -377,6 +381,7 @@ def check_selection(chosen: Given, trained: Mapping[Place, int], train: Copies, 
     assert bool(validation) == (chosen.get("validation", 0.0) > 0 and len(contents) > 1)
     assert not {*train} & {*validation}
     assert set(validation.values()) <= {1}, "no conversation is held out twice"
+    copies: dict[int, tuple[int, int]] = {}  # conversations and copies of each entry
     shares: dict[int, tuple[float, float]] = {}  # trained tokens for a weight of 1: in rows, and at most
     for entry, setting in enumerate(entries(chosen)):
         weight, total = setting.get("weight", 1), sum(place[0] == entry for place in trained)
@@ -388,8 +393,17 @@ def check_selection(chosen: Given, trained: Mapping[Place, int], train: Copies, 
             tokens = sum(trained[place] for place in train if place[0] == entry)
             shares[entry] = tokens / weight, max(size for place, size in trained.items() if place[0] == entry) / weight
             continue
+        if chosen.get("weighting") == "proportions":
+            assert len(of_train) + held_out == left, "none is left out"
+            assert max(of_train) - min(of_train) <= 1
+            copies[entry] = len(of_train), sum(of_train)
+            continue
         # How many of the chosen ones are held out is known only from the rows.
         assert (sorted(of_train), held_out) in [chosen_of(weight, count, left - count) for count in range(left + 1)]
+    weights = [Fraction(setting.get("weight", 1)) for setting in entries(chosen)]
+    for entry, (count, packed) in copies.items():
+        scale = max(Fraction(one) / weights[other] for other, (one, _) in copies.items())
+        assert packed == max(count, math.floor(weights[entry] * scale + Fraction(1, 2)))
     if shares:
         scarcest = min(tokens for tokens, _ in shares.values())
         largest = max(tokens for tokens, _ in shares.values())

@@ -155,8 +155,8 @@ def test_the_delimiter_follows_from_the_header_and_the_rows(
 
 
 def test_a_header_of_unknown_keys_is_split_as_the_rows_are(tmp_path: Path) -> None:
-    unknown = table([("a, b", "c")] * 3, ";", ("frage", "antwort")).encode()
-    assert "columns in the first row: frage, antwort; " in refusal(tmp_path / "a.csv", unknown)
+    unknown = table([("a, b", "c")] * 3, ";", ("spalte", "wert")).encode()
+    assert "columns in the first row: spalte, wert; " in refusal(tmp_path / "a.csv", unknown)
     both = b"a;b|c\nd;e|f\n"
     message = refusal(tmp_path / "a.csv", both)
     assert message == (

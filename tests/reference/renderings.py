@@ -36,6 +36,14 @@ PROBE = "q7z"  # in no text of a test
 SCHEMA = ("type", "format", "required", "additionalProperties")  # what templates may translate
 
 
+def turns_in_chatml(text: str) -> list[str]:
+    """Return each turn of the assistant in one rendering.
+
+    It is the text after its header, through its end token. No text of the conversation may have a marker.
+    """
+    return [found[1] for found in re.finditer(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", text, re.DOTALL)]
+
+
 class Rendered:
     """A conversation with a template. `turns` are the indexes of its trained answers."""
 

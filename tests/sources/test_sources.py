@@ -304,7 +304,7 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(lines.hashlib, "sha256", Slow)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(parts_module, "cores", lambda: 2)
     monkeypatch.setattr(digests, "HASH_CHUNK", 1)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
         find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20)
@@ -1096,7 +1096,7 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
             "unknown_format",
             r"columns: \{messages: dialog, role: who, content: Text\}",
         ),
-        (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
+        (b'{"spalte": "x", "wert": "y"}\n', "unknown_format", r"keys found: spalte, wert; formats tried: messages"),
     ],
 )
 def test_an_unknown_format_is_explained(tmp_path: Path, content: bytes, reason: str, expected: str) -> None:

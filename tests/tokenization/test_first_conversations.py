@@ -20,6 +20,7 @@ from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.dry_run.config_draft import write_draft
 from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.dry_run.given import Given
 from packcorpus.tasks.recipe import Recipe, resolve
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.work import Plan, TokenizePart
@@ -163,17 +164,20 @@ def test_every_engine_stops_with_the_same_message(tmp_path: Path, on: str) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_init_writes_a_config_that_runs_if_the_first_conversations_fail(
+def test_init_names_a_max_rejects_that_runs_if_the_first_conversations_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "model")
     settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": NO_CALLS}))
-    for count, expected in ((100, 1.0), (99, 0.25)):
+    for count, expected in ((100, "1"), (99, "0.25")):
         records = [*[CALLING] * count, *[GOOD] * 300]
         (tmp_path / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        write_draft([Path("chat.jsonl")], Path("corpus.yaml"), overwrite=True)
+        draft = write_draft(["chat.jsonl"], Path("corpus.yaml"), True, Given())
         config = load_config(Path("corpus.yaml"))
-        assert (config.template, config.max_rejects) == ("tokenizer", expected)
+        assert (config.template, config.max_rejects, draft.will_fail) == ("tokenizer", 0.01, True)
+        assert f"or set max_rejects: {expected} to leave them out" in draft.choices[0]
+        with Path("corpus.yaml").open("a") as file:
+            file.write(f"max_rejects: {expected}.0\n" if expected == "1" else f"max_rejects: {expected}\n")
         pack_corpus(resolve(Path("corpus.yaml"), tmp_path))

@@ -8,7 +8,17 @@ import pytest
 
 from packcorpus.tasks.core.errors import InputMissing, UsageError
 from packcorpus.train.__main__ import parser
-from packcorpus.train.config import DEFAULT, EARLIER, LATER, WITHOUT_EFFECT, TrainingConfig, load_training_config
+from packcorpus.train.config import (
+    BASIC,
+    DEFAULT,
+    EARLIER,
+    LATER,
+    WITHOUT_EFFECT,
+    TrainingConfig,
+    config_of,
+    load_training_config,
+    words_of,
+)
 
 
 def test_the_file_lists_every_setting_with_its_default() -> None:
@@ -18,7 +28,7 @@ def test_the_file_lists_every_setting_with_its_default() -> None:
 
 
 def test_every_setting_is_a_command_line_option() -> None:
-    options = {action.option_strings[0] for action in parser()._actions}
+    options = {option for action in parser()._actions for option in action.option_strings}
     assert {f"--{name.replace('_', '-')}" for name in TrainingConfig.model_fields} <= options
 
 
@@ -32,7 +42,8 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lora_rank: 8", "lora_rank: unknown key; did you mean lora_r?"),
+        ("lora_rank: 8", "lora_rank: unknown key; packcorpus calls it lora_r"),
+        ("lora_rr: 8", "lora_rr: unknown key; did you mean lora_r?"),
         ("weight_decay: much", "weight_decay: must be a number"),
         (
             "learning_rate: fast",
@@ -77,3 +88,42 @@ def test_settings_without_effect_are_not_in_the_key() -> None:
     known = set(TrainingConfig.model_fields) - WITHOUT_EFFECT - set(LATER)
     assert set(config.settings()) == known | set(EARLIER)
     assert set(EARLIER) <= WITHOUT_EFFECT
+
+
+def test_a_model_must_be_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base_model:\n")
+    for words in ([], ["--lora-r", "8"], ["--config", str(file)], ["--base-model", "null"]):
+        with pytest.raises(UsageError, match=r"--base-model Qwen/Qwen3-8B, or .*--base-model toy$") as caught:
+            config_of(parser().parse_args(words))
+        assert caught.value.reason == "no_base_model"
+    file.write_text("base_model: models/mine\n")
+    assert config_of(parser().parse_args(["--config", str(file)])).base_model == "models/mine"
+
+
+def test_the_toy_has_the_key_of_runs_that_named_no_model() -> None:
+    found = config_of(parser().parse_args(["--base-model", "toy"]))
+    assert found == TrainingConfig()
+    assert found.settings()["base_model"] is None
+
+
+def test_the_corpus_may_be_named_before_and_after_options() -> None:
+    for words in ("mine --lora-r 8", "--lora-r 8 mine", "--lora-r 8 mine --base-model toy"):
+        assert parser().parse_args(words.split()).corpus == Path("mine")
+
+
+def test_another_process_gets_the_same_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "my settings.yaml"
+    words = ["--manifest", "x.json", "--config", str(file), "--root", "r", "--debug"]
+    words += ["--base-model", "a b", "--lora-targets", "[q_proj, v_proj]", "--max-steps", "-1", "--load", "stream"]
+    given = parser().parse_args(words)
+    again = parser().parse_args(words_of(given))
+    assert again == given
+
+
+def test_the_help_lists_few_settings_first() -> None:
+    text = parser().format_help()
+    assert text.startswith("usage: packcorpus train [CORPUS] --base-model MODEL [OPTION…]\n")
+    basic = text[text.index("basic settings") : text.index("expert settings")]
+    assert basic.count("\n  --") == len(BASIC) == 8
+    assert "python -m" not in text

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ def test_every_problem_is_reported_with_its_fix(
     assert text.endswith(f"{verdict} ")
 
 
-def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Even torch may be missing, so none of it may be imported."""
     found = devices.version_of
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -112,7 +113,9 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert problems.keys() == {"torch", "trl"}
     assert re.fullmatch(r"not installed; <[\d.]+,>=[\d.]+ is required", problems["torch"].found)
     assert re.fullmatch(r"0\.9\.1 is not supported \(<[\d.]+,>=[\d.]+ is required\)", problems["trl"].found)
-    assert {finding.fix for finding in problems.values()} == {"make extras"}
+    assert {finding.fix for finding in problems.values()} == {"make extras"}, "in a clone"
+    monkeypatch.chdir(tmp_path)
+    assert {finding.fix for finding in doctor.examine() if finding.fix} >= {"pip install 'packcorpus[train]'"}
     assert doctor.main(console=Console(file=io.StringIO())) == 69
 
 

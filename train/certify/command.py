@@ -5,7 +5,6 @@ The table and the verdict are standard output. The exit code is 0 if the best wa
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     ours = run_parser(
-        prog="python -m train certify",
+        prog="packcorpus certify",
         description="Compare what is served with what was trained: token ids, chat template, names of the adapter, "
         "stop tokens, weights, and logits.",
     )
@@ -43,7 +42,6 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     run = find_run(options.run, options.root)
     base, merged = base_of(run), find_merged(run, options.merged, options.root)
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
     from packcorpus.train.certify.finding import Subject, table, verdict
     from packcorpus.train.merge.other_files import find_facts

@@ -15,6 +15,7 @@ labels. Its collator keeps the labels and pads them with -100.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -45,7 +46,7 @@ from packcorpus.tasks.templates.sections import sections_of_config
 from packcorpus.tasks.templates.spans import Sample, Template, Turns, trained_turns
 from packcorpus.tasks.tokenization.samples import prepare_spans
 from packcorpus.tasks.tokenization.tokenize_part import COUNTS, Batch
-from packcorpus.train.data.corpus import Corpus, Shard
+from packcorpus.train.data.corpus import Corpus, Shard, open_corpus
 
 _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 _OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"
@@ -72,13 +73,18 @@ class Counts:
     tokens_dropped: int = 0
 
 
-def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
+def sft_dataset(given: Corpus | str | os.PathLike[str], split: str = "train") -> tuple[Dataset, Counts]:
     """Return the conversations of a split, in the order of the shards.
 
-    The columns are input_ids and labels, lists of int32. As in format 3.0, a conversation longer than sequence_length
-    is cut and closed by an untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template
-    does not match the manifest, or if the number of tokens differs from the index.
+    `given` names a corpus of format 2.0 (`packing: false`), as for `PackedDataset`. The columns are input_ids and
+    labels, lists of int32. As in format 3.0, a conversation longer than sequence_length is cut and closed by an
+    untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template does not match the
+    manifest, or if the number of tokens differs from the index.
+
+        dataset, counts = packcorpus.sft_dataset("whole")
+        print(len(dataset), counts.trained)
     """
+    corpus = given if isinstance(given, Corpus) else open_corpus(given)
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
     templates = [open_template(manifest, folder, encoder)]
@@ -257,13 +263,17 @@ class PaddingTokenizer(PreTrainedTokenizerFast):
         return tuple(str(shutil.copyfile(file, Path(save_directory) / file.name)) for file in self.files)
 
 
-def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
-    """Return the `processing_class` for SFTTrainer.
+def padding_tokenizer(given: Corpus | str | os.PathLike[str]) -> PaddingTokenizer:
+    """Return the `processing_class` for SFTTrainer, for the corpus of `sft_dataset`.
 
     Raises DataError or InputMissing if the manifest or the tokenizer is missing or does not match.
+
+        tokenizer = packcorpus.padding_tokenizer("whole")
+        print(tokenizer.pad_token_id)
     """
     from tokenizers import Tokenizer, models
 
+    corpus = given if isinstance(given, Corpus) else open_corpus(given)
     manifest = _manifest(corpus)
     encoder = open_tokenizer(manifest, corpus.folder)
     ids = {"bos_token": encoder.bos_id, "eos_token": encoder.eos_id, "pad_token": encoder.pad_id}

@@ -7,7 +7,9 @@ every shard ─schema: version, key, length, columns─────────�
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +30,7 @@ from packcorpus.tasks.storage.manifest import Manifest, load_manifest, lost_hint
 from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
 from packcorpus.tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from packcorpus.tasks.stores.mirror import remote_with
-from packcorpus.tasks.stores.urls import local_path_of
+from packcorpus.tasks.stores.urls import local_path_of, url_of
 
 SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -93,7 +95,19 @@ class Corpus:
         return sum(shard.rows for name in own for shard in self.splits[name])
 
 
-def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
+def use_corpus(options: argparse.Namespace) -> None:
+    """Set `manifest` to the path of the corpus, and `root` to a local folder.
+
+    A run that continues in another process, perhaps hours later, must not find another latest corpus.
+    """
+    if options.corpus and options.manifest:
+        raise UsageError("bad_command_line", f"{options.corpus} and --manifest {options.manifest}: name one corpus")
+    options.manifest, options.corpus = locate(options.manifest or options.corpus, options.root), None
+    if url_of(options.root):  # only the corpus is in the bucket; training writes its own files locally
+        options.root = Path()
+
+
+def open_corpus(path: str | os.PathLike[str], allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
     `path` may be the URL of a manifest. A name or a key is looked up in the manifests/ of `root`. This function checks
@@ -103,26 +117,35 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = H
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
     position_ids are an error unless `allow_unisolated` is set.
     """
-    path = local_path_of(path)
-    if remote_with(path):
-        path = find_manifest(path, root)  # fetches the manifest
-    inside = path / "manifest.json"
-    if not path.is_file() and not inside.is_file() and not any(path.glob("*.arrow")):
-        path = by_name(str(path), root) or path
+    path = locate(path, root)
     if path.is_dir():
+        inside = path / "manifest.json"
         if not inside.is_file():
             return _from_shards(path, allow_unisolated)
         if not _is_ours(read_values(inside)):
             note = f"{inside}: belongs to another tool and was ignored"
             return _from_shards(path, allow_unisolated, note)
         path = inside
-    elif not path.exists():
-        path = find_manifest(path, root)  # its error suggests close matches
     elif path.suffix == ".arrow":
         raise UsageError(
             "one_file", f"{path}: is only one file of a corpus; pass the manifest, or the folder {path.parent}"
         )
     return _from_manifest(path, allow_unisolated)
+
+
+def locate(path: str | os.PathLike[str] | None, root: Path = HERE) -> Path:
+    """Return the file or folder of a corpus that is named like for `open_corpus`.
+
+    Without a path, it is the manifest of the latest run.
+    """
+    if path is None:
+        return find_manifest(None, root)
+    path = local_path_of(path if isinstance(path, Path) else os.fspath(path))
+    if remote_with(path) or (url_of(root) and not path.exists()):
+        return find_manifest(path, root)  # fetches the manifest
+    if not path.is_file() and not (path / "manifest.json").is_file() and not any(path.glob("*.arrow")):
+        path = by_name(str(path), root) or path
+    return path if path.exists() else find_manifest(path, root)  # its error suggests close matches
 
 
 # -- with a manifest -------------------------------------------------------------------------------------------------

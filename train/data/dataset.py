@@ -12,6 +12,7 @@ Rows without padding (`padding: none`) differ in length. Each of their columns i
 from __future__ import annotations
 
 import operator
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +27,13 @@ import pyarrow.compute as pc
 import torch
 
 from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import reading
 from packcorpus.tasks.storage.layout import RowLayout
 from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
 from packcorpus.tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from packcorpus.train.data.corpus import Corpus, Shard, open_corpus
-from packcorpus.train.machine.devices import cpus, free_memory, is_wsl, processes_here
+from packcorpus.train.machine.devices import free_memory, is_wsl, processes_here
 
 Columns = dict[str, Any]  # int32[rows, L], or Ragged, by name; loss_weight is float32[rows, L]
 Counts = tuple[int, ...]  # max_id, tokens of the longest segment, tokens, trained tokens, conversations
@@ -69,17 +71,13 @@ class PackedDataset(torch.utils.data.Dataset):
     If rows have several lengths, a split holds the rows of one length, such as train-512. A DataLoader fetches the rows
     of a batch at once:
 
-        from torch.utils.data import DataLoader
-        from transformers import default_data_collator
-        from packcorpus.train import PackedDataset
-        rows = PackedDataset("manifests/sample-0123456789ab.json")
-        batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
+        rows = packcorpus.PackedDataset("mine")
+        batches = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, collate_fn=packcorpus.Collator("sdpa"))
 
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
     modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
     set. If the config of the corpus sets `loss_weight`, a row also has "loss_weight": float32[L], and `weigh_loss`
-    makes a model apply it. Rows without padding differ in length; `train.model.attention.Collator` joins the rows of a
-    batch.
+    makes a model apply it. Rows without padding differ in length; `Collator` joins the rows of a batch.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
     lengths                        int64[rows], the length of each row
@@ -96,7 +94,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        given: Corpus | Path | str,
+        given: Corpus | str | os.PathLike[str],
         split: str = "train",
         load: Literal["auto", "memory", "mmap"] = "auto",
         allow_unisolated: bool = False,
@@ -106,7 +104,7 @@ class PackedDataset(torch.utils.data.Dataset):
             raise DataError(
                 "not_trainable",
                 f"{corpus.folder}: contains conversations (format {corpus.format_version}), not packed rows; pack them "
-                "with packing: true, or train on them with: python -m train --manifest",
+                "with packing: true, or train on them with: packcorpus train",
             )
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
@@ -135,7 +133,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.notes: tuple[str, ...] = ()
         if is_wsl() and self.load == "mmap":
             self.notes = ("on WSL mapped rows are slow; give WSL more memory in .wslconfig, then set load: memory",)
-        mapped, threads = self.load == "mmap", max(1, cpus() // processes)
+        mapped, threads = self.load == "mmap", max(1, cores() // processes)
         if not mapped:
             threads = max(1, min(threads, RAW_BYTES // largest))
 

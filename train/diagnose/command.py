@@ -1,6 +1,6 @@
-"""Run `python -m train diagnose`: find out by trials which settings train faster.
+"""Run `packcorpus train diagnose`: find out by trials which settings train faster.
 
-    python -m train diagnose --manifest MANIFEST [--budget 600] [--steps 8] [--only attention,compile] [settings]
+    packcorpus train diagnose [CORPUS] --base-model MODEL [--budget 600] [--steps 8] [--only attention,compile] …
 
     baseline ─▶ one factor at a time ⇄ repeats: baseline, winners, winners together … ─▶ reference ─▶ diagnosis.json
 
@@ -12,6 +12,7 @@ gradients would otherwise differ by chance. The last line of standard output is 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
 from packcorpus.tasks.core.messages import format_error
 from packcorpus.tasks.core.printable import counted, duration, printable, suggest
 from packcorpus.train.config import DEFAULT, Parser, TrainingConfig, config_of, overrides, settings_parser
-from packcorpus.train.data.corpus import Corpus, open_corpus
+from packcorpus.train.data.corpus import Corpus, open_corpus, use_corpus
 from packcorpus.train.diagnose.compare import (
     Outcome,
     baselines_of,
@@ -69,6 +70,10 @@ FIXED = {
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
 # The expected time of a trial is the median of this number of runs, so that a single slow run hardly changes it.
 RECENT = 5
+# Share of the budget after which the first run ends with the steps that it has made, so that something can be tried.
+SHARE_OF_FIRST = 1 / 3
+# Share of the time outside of the steps that a run needs if the libraries and the model are loaded.
+LOADED = 0.5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
 
@@ -79,7 +84,7 @@ REFERENCE_FACTOR = "reference"
 def parser() -> Parser:
     """Build a parser with the options of training and three more."""
     ours = settings_parser(
-        "python -m train diagnose", "Find out by trials which settings train faster on this machine."
+        "packcorpus train diagnose", "Find out by trials which settings train faster on this machine."
     )
     ours.add_argument("--budget", type=float, metavar="SECONDS", default=600, help="time for all trials (default: 600)")
     ours.add_argument("--steps", type=int, metavar="N", default=8, help="optimizer steps of a trial (default: 8)")
@@ -91,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the diagnosis and return 0."""
     started = time.monotonic()
     given = parser().parse_args(list(arguments))
+    use_corpus(given)
     config = config_of(given)
     only = tuple(given.only.split(",")) if given.only else FACTORS
     for name in only:
@@ -112,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     results = diagnosis.results()
     print_results(results, console)
-    write_results(results, given.steps, path)
+    write_results(results, path)
     print(printable(str(path)))
     return 0
 
@@ -194,7 +200,8 @@ class Diagnosis:
             repeats = len(to_repeat(self.runs, until_clear=False))
             reserved = min(runs_to_repeat(repeats) * self._expected(), SHARE_OF_REPEATS * self.given.budget)
             # Without a winner, only the last run of the baseline remains.
-            if self._left >= self._expected(trial) + (reserved if repeats else self._expected()):
+            is_first = len(self.runs) == 1  # without a last run of the baseline, something is learned all the same
+            if self._left >= self._expected(trial) + (reserved if repeats else 0 if is_first else self._expected()):
                 self._try(trial, f"{count - len(self.untried) + 1}/{count}")
                 self.untried.remove(trial)
         return len(self.runs) > before
@@ -252,6 +259,9 @@ class Diagnosis:
         alike = [run.seconds for run in known if bool(run.trial.settings.get("compile")) == compiles]
         recent = statistics.median((alike or [run.seconds for run in known])[-RECENT:])
         seconds = max([recent, *(run.seconds for run in baselines_of(known)[-1:])])
+        if not warm and known and not self._runner.is_cold(trial):  # the libraries and the model are loaded
+            steps = known[-1].step_seconds
+            seconds = steps + LOADED * (seconds - steps)
         starting = self.runs[0].seconds - warm[0].seconds if warm and self._runner.is_cold(trial) else 0.0
         return seconds + max(0.0, starting)
 
@@ -282,7 +292,10 @@ class Diagnosis:
                 manifest = self._runner.replan(manifest, self.given.root, trial.corpus, limit)
                 if fewer := lost(self.corpus, manifest):
                     trial = replace(trial, name=f"{trial.name} ({fewer})", loses=True)
-            outcome, record = self._runner.run(trial, manifest, limit - (time.monotonic() - started))
+            wanted = SHARE_OF_FIRST * limit
+            if self.runs:  # if the first run made fewer steps, each trial makes as few as are enough
+                wanted = 0.0 if self._steps_of(self.runs[0]) else math.inf
+            outcome, record = self._runner.run(trial, manifest, limit - (time.monotonic() - started), wanted)
         except PackError as error:
             outcome, record = Outcome(trial, " ".join(str(error).split())), {}
         outcome = replace(outcome, at=started - self.started + outcome.seconds / 2)
@@ -299,10 +312,16 @@ class Diagnosis:
             figure = f"{outcome.tokens_per_second:,.0f} tokens/s"
         elif not figure:
             figure = f"{ratios([outcome], baselines_of(self.runs))[0]:.2f}×"
-        line = f"{f'[{place}] ' * bool(place)}{trial.name}: {figure}; {duration(outcome.seconds)}, "
+        line = f"{f'[{place}] ' * bool(place)}{trial.name}: {figure}{self._steps_of(outcome)}; "
+        line += f"{duration(outcome.seconds)}, "
         line += f"{duration(max(0.0, self._left))} left"
         self.console.print(line, markup=False, soft_wrap=True, style="dim")
         return outcome
+
+    def _steps_of(self, outcome: Outcome) -> str:
+        """Return the steps of a run that the budget ended before its last one; else ""."""
+        made = len(outcome.losses)
+        return f" in {made} of {counted(self.given.steps, 'step')}" * (0 < made < self.given.steps)
 
     def results(self) -> Results:
         """Return the results of the runs so far, with at least one run of the baseline."""
@@ -316,5 +335,6 @@ class Diagnosis:
             chosen=self._chosen,
             speeds=speedups(self.runs),
             verdict=conclude(self.runs, len(self.untried)),
+            steps=self.given.steps,
             stopped=self.stopped,
         )

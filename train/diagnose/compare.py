@@ -50,6 +50,7 @@ class Outcome:
     rows_per_step: int = 0
     micro_batch: int = 0
     seconds: float = 0.0  # of the whole run
+    step_seconds: float = 0.0  # of all its steps
     is_cold: bool = False  # whether its process was started for it, so it loaded the libraries and the model
     at: float = 0.0  # seconds from the start of the diagnosis to the middle of the run
 

@@ -50,6 +50,7 @@ class Results:
     chosen: dict[str, Any]  # values of settings that are `auto`
     speeds: dict[str, Speedup]
     verdict: Conclusion
+    steps: int  # of a run
     stopped: bool
 
     @property
@@ -68,6 +69,11 @@ class Results:
         corpus, options = self.verdict.corpus, self.verdict.options
         lines = [f"in the config of the corpus: {corpus}; then pack it again"] if corpus else []
         return [*lines, f"options of the training: {options}"] if options else lines
+
+    @property
+    def fewest_steps(self) -> int:
+        """Return the steps of the shortest run that the budget ended; 0 if there is none."""
+        return min((made for run in self.runs if 0 < (made := len(run.losses)) < self.steps), default=0)
 
     @property
     def not_compared(self) -> str:
@@ -127,6 +133,8 @@ def print_results(results: Results, console: Console) -> None:
     for outcome in results.outcomes:
         if outcome.reason:
             say(f"{outcome.trial.name}: {outcome.reason}", "dim")
+    if made := results.fewest_steps:
+        say(f"runs ended after {made} or more of {counted(results.steps, 'step')}, to keep the budget; raise --budget")
     if results.untried:
         why, fix = ("of the interruption", "") if results.stopped else ("the budget ended", "; raise --budget")
         say(f"not tried, because {why}: {', '.join(results.untried)}{fix}")
@@ -139,7 +147,7 @@ def print_results(results: Results, console: Console) -> None:
         say(f"  {line}")
 
 
-def write_results(results: Results, steps: int, path: Path) -> None:
+def write_results(results: Results, path: Path) -> None:
     """Write diagnosis.json, .md, and .svg."""
     record, runs, speeds = results.record, results.runs, results.speeds
     lines = [f"| {' | '.join(HEADS)} |", f"|---|{'---:|' * (len(HEADS) - 1)}"]
@@ -157,7 +165,8 @@ def write_results(results: Results, steps: int, path: Path) -> None:
         "choices": record["choices"],
         "settings": results.config.model_dump() | results.chosen,
         "chosen_by_auto": sorted(results.chosen),
-        "steps": steps,
+        "steps": results.steps,
+        "fewest_steps": results.fewest_steps or results.steps,
         "untimed_steps": UNTIMED,
         "trained_share": results.trained_share,
         "reference": results.reference.trial.name if results.reference else None,

@@ -32,7 +32,7 @@ from packcorpus.tasks.work import Publish, run_all
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.diagnose.compare import Outcome, spread_of
 from packcorpus.train.diagnose.factors import BASELINE, Trial, option
-from packcorpus.train.loop.run_folder import WITHOUT_VALIDATION
+from packcorpus.train.loop.run_folder import ENOUGH, WITHOUT_VALIDATION
 from packcorpus.train.measures import PHASES
 
 # Number of steps at the start that are not timed, because they allocate memory and choose kernels.
@@ -41,6 +41,8 @@ UNTIMED = 1
 
 # Trials that change one of these run in a process of their own, because they load the model in another way.
 LOADING = {"quantization", "precision", "device", "gpus", "sharding"}
+# Time that a trial keeps to end its last step and write its results: a share of its limit, and at least some seconds.
+RESERVE, LEAST_RESERVE = 0.1, 3.0
 # Output of a process that is searched for its error.
 READ = 1 << 16
 
@@ -69,8 +71,13 @@ class Runner:
                         kill(pid, signal.SIGKILL)
             process.wait()
 
-    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
-        """Run a trial for at most `limit` seconds; return its outcome and record."""
+    def run(
+        self, trial: Trial, manifest: Path, limit: float, wanted: float = math.inf
+    ) -> tuple[Outcome, dict[str, Any]]:
+        """Run a trial for at most `limit` seconds; return its outcome and record.
+
+        It makes fewer steps if it would need more time than `wanted`, as long as these are enough, or than the limit.
+        """
         output = self._folder / "run"
         words = ["--manifest", str(manifest), *self.words]
         words += [word for name, value in trial.settings.items() for word in option(name, value)]  # override the others
@@ -79,7 +86,9 @@ class Runner:
         is_alone = bool(LOADING & trial.settings.keys())
         if is_alone:
             self.stop()
-        reason = self._ask({"train": [*words, "--output", str(output)]}, limit)
+        latest = started + limit - max(LEAST_RESERVE, RESERVE * limit)
+        until = f"{min(latest, started + wanted)} {latest}"
+        reason = self._ask({"train": [*words, "--output", str(output)], "until": until}, limit)
         if is_alone:
             self.stop()
         seconds = time.monotonic() - started
@@ -87,6 +96,10 @@ class Runner:
             return Outcome(trial, reason, seconds=seconds, is_cold=is_cold), {}
         record = orjson.loads((output / "training.json").read_bytes())
         reduced = record["choices"]["reduced"]
+        made, steps = record["result"]["steps"], record["config"]["max_steps"]
+        if trial.factor != BASELINE and made < min(ENOUGH, steps):
+            reason = f"made only {counted(made, 'step')} in {limit:.0f} s"
+            return Outcome(trial, reason, seconds=seconds, is_cold=is_cold), record
         if trial.factor != BASELINE and (unused := unused_option(trial, record["choices"]) or "; ".join(reduced)):
             return Outcome(trial, unused, seconds=seconds, is_cold=is_cold), record
         return replace(outcome_of(trial, record), seconds=seconds, is_cold=is_cold), record
@@ -219,6 +232,7 @@ def outcome_of(trial: Trial, record: dict[str, Any]) -> Outcome:
         gradient_norms=tuple(math.nan if entry["grad_norm"] is None else entry["grad_norm"] for entry in steps),
         rows_per_step=rows,
         micro_batch=choices["micro_batch"],
+        step_seconds=sum(entry["step_seconds"] for entry in steps),
     )
 
 

@@ -1,7 +1,8 @@
 """Process of a diagnosis that runs trials, and loads the base model only once.
 
-    standard input: one job as JSON per line ─▶ {"train": [words of the command]} ─▶ the real command ─┐
-                                                {"replan": …} ─▶ a corpus that is packed again ────────┴▶ its exit code
+    standard input: one job as JSON per line
+      {"train": [words of the command], "until": …} ─▶ the real command ────────────┐
+      {"replan": …} ─────────────────────────────────▶ a corpus that is packed again ┴▶ its exit code
 
 A trial changes the structure of the model: adapters, hooks, attention, compiled layers. It therefore gets a copy of the
 base model that shares only the frozen weights, and everything else that a trial may change in this process is set back
@@ -24,6 +25,8 @@ from typing import Any
 
 import orjson
 
+from packcorpus.train.loop.run_folder import UNTIL
+
 
 def main() -> None:
     """Answer each job with its exit code, until one fails."""
@@ -35,6 +38,8 @@ def main() -> None:
             if "train" in job and state is None:
                 with suppress(ImportError):  # the command reports a missing library
                     state = State()
+            if "train" in job:
+                os.environ[UNTIL] = job["until"]
             code = _train(job["train"]) if "train" in job else _replan(**job["replan"])
             sys.stderr.flush()
             if state and not code:

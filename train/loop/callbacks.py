@@ -1,6 +1,7 @@
 """Callbacks of the Trainer: progress, signals, the speed of each rank, traces.
 
 signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
+time of a trial ─on_step_end─▶ no rank has time for another step ─▶ stop, with the results of these steps
 
 forward: from the model's call to its return        ┐ of every pass: seconds and tokens of this rank
 backward: from the loss to the rank's last gradient ┘
@@ -33,6 +34,7 @@ from transformers import TrainerCallback
 
 from packcorpus.tasks.core.errors import Interrupted
 from packcorpus.tasks.core.printable import counted, duration
+from packcorpus.train.loop.run_folder import ENOUGH
 from packcorpus.train.machine.process import NUMBERS, SignalGuard, is_rank
 from packcorpus.train.machine.ranks import gather
 from packcorpus.train.measures import Clock, si
@@ -147,6 +149,24 @@ class Interruption(TrainerCallback):
         if signals.item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
+
+
+class Deadline(TrainerCallback):
+    """Callback that ends a trial of `diagnose` if there is no time for another step."""
+
+    def __init__(self, until: str) -> None:
+        self._soon, self._latest = map(float, until.split())  # see UNTIL
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._started = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        now = time.monotonic()
+        until = self._soon if state.global_step >= ENOUGH else self._latest
+        over = torch.tensor(2 * now - self._started - until, device=args.device)
+        if torch.distributed.is_initialized():  # all ranks make the same steps
+            torch.distributed.all_reduce(over, op=torch.distributed.ReduceOp.MAX)
+        control.should_training_stop = control.should_training_stop or over.item() > 0
 
 
 # A rank below this share of the median speed is reported.

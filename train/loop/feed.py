@@ -1,4 +1,4 @@
-"""Order rows in steps, divide the steps among the ranks, and feed the Trainer.
+"""Divide steps among the ranks, and feed the Trainer.
 
     format 3.0   packed rows, in random order ─shuffled_steps─▶ ┐
                  or whole groups of `balance` ─balanced_steps─▶ ├ the steps of an epoch ─StepRows─▶ Trainer
@@ -13,144 +13,26 @@ depend on the format.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from packcorpus.tasks.config import Balance
-from packcorpus.tasks.core.numbers import draws, shuffle
 from packcorpus.tasks.core.printable import counted
-from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.data.steps import Order, balance_of, order_of, packings_of, shuffled_steps
 from packcorpus.train.loop.run_folder import WITHOUT_VALIDATION
 from packcorpus.train.loop.trainer import conversation_trainer, packed_trainer
 from packcorpus.train.model.attention import Collator
-
-Mix = Literal["tokens", "blocks"]
-
-# Distance between the `stream` numbers of two lengths, for tasks.core.numbers. Epochs are numbered in between.
-STREAMS = 1 << 24
-
-
-class Step(NamedTuple):
-    """Rows of an optimizer step, over all ranks; `numbers` are their places in `rows`."""
-
-    rows: Any  # a PackedDataset, or the conversations of format 2.0
-    numbers: np.ndarray
-
-
-# Function that returns the steps of an epoch, counted from 0. All epochs have the same number of steps.
-Order = Callable[[int], list[Step]]
-
-
-def shuffled_steps(packings: Sequence[Any], rows_per_step: int, seed: int, epoch: int) -> list[Step]:
-    """Return the steps of an epoch in random order; each epoch reads the next packing."""
-    rows = packings[epoch % len(packings)]
-    # The sampler of accelerate has the same order, so runs of earlier versions can be resumed.
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch))
-    return [Step(rows, numbers.numpy()) for numbers in order.split(rows_per_step)]
-
-
-def balance_of(corpus: Corpus) -> Balance | None:
-    """Return the `balance` settings of a corpus; None if its rows are in random order."""
-    settings = corpus.manifest.config.get("balance") if corpus.manifest else None
-    return Balance(**settings) if settings else None
-
-
-def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int) -> np.ndarray:
-    """Return the rows of an epoch, int64, in the order in which steps take them.
-
-    `groups` lists the number of rows in each group of the plan. Each of these groups begins with whole steps. If each
-    rank takes every ranks-th row of a step, all ranks have equal work. This holds for the number of ranks that the
-    corpus was packed for and for its divisors (tasks/packing/balance). Shuffling single rows would break it, so only
-    whole steps are shuffled. Rows that do not fill a step come last.
-    """
-    size = balance.ranks * balance.rows_per_rank
-    firsts = np.cumsum([0, *groups])
-    ends = firsts[:-1] + np.array(groups, np.int64) // size * size
-    steps = np.concatenate([np.arange(first, end, size) for first, end in zip(firsts[:-1], ends, strict=True)])
-    rest = [np.arange(end, last) for end, last in zip(ends, firsts[1:], strict=True)]
-    placed = np.empty_like(steps)
-    number = hashlib.sha256(repr(("balanced", seed, epoch)).encode()).digest()[:8]
-    placed[shuffle(len(steps), int.from_bytes(number, "little"), 0)] = steps
-    return np.concatenate([(placed[:, None] + np.arange(size)).reshape(-1), *rest])
-
-
-def balanced_steps(
-    packings: Sequence[Any], groups: Sequence[Sequence[int]], balance: Balance, size: int, seed: int, epoch: int
-) -> list[Step]:
-    """Return the steps of `size` balanced rows; `groups` has a list for each packing."""
-    number = epoch % len(packings)
-    line = line_of_rows(groups[number], balance, seed, epoch)
-    return [Step(packings[number], line[first : first + size]) for first in range(0, len(line), size)]
-
-
-def why_unbalanced(balance: Balance, ranks: int, rows_per_step: int) -> str | None:
-    """Return why ranks may wait for each other despite `balance`; None if they do not."""
-    if balance.ranks % ranks:
-        return f"{ranks} is not a divisor of {balance.ranks}"
-    planned = balance.ranks * balance.rows_per_rank
-    if rows_per_step % planned and planned % rows_per_step:
-        return f"a step has {rows_per_step} rows, which is neither a multiple nor a divisor of {planned}"
-    return None
-
-
-class Slice(NamedTuple):
-    """Rows of a step: [first, last) of one length, in the order of the epoch."""
-
-    length: int
-    first: int
-    last: int
-
-
-def slices_of(
-    rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int
-) -> list[Slice]:
-    """Return the rows of each step of an epoch.
-
-    `rows` maps lengths to numbers of rows. A step has `rows_per_step` rows of the longest length, or as many tokens of
-    another. With mix `tokens`, the steps of each length are spread evenly: the epoch is divided into as many equal
-    stretches as the length has steps, and each step is at a random place in its stretch. With mix `blocks`, the
-    shortest length comes first.
-    """
-    placed: list[tuple[float, Slice]] = []
-    for number, (length, count) in enumerate(sorted(rows.items())):
-        size = rows_per_step * longest // length
-        steps = math.ceil(count / size)
-        places = np.zeros(steps)
-        if mix == "tokens":
-            within = draws(steps, seed, epoch + number * STREAMS) >> np.uint64(40)
-            places = (np.arange(steps) + within / 2**24) / max(steps, 1)
-        slices = (Slice(length, first, min(first + size, count)) for first in range(0, count, size))
-        placed += zip(places.tolist(), slices, strict=True)
-    # The sort is stable, so steps at the same place (with `blocks`, all steps) stay in the order of their lengths.
-    return [taken for _, taken in sorted(placed, key=lambda pair: pair[0])]
-
-
-def mixed_steps(
-    packings: Sequence[Mapping[int, Any]], rows_per_step: int, mix: Mix, seed: int, epoch: int
-) -> list[Step]:
-    """Return the steps of an epoch; a packing maps lengths to rows."""
-    rows = packings[epoch % len(packings)]
-    counts = {length: len(of_length) for length, of_length in rows.items()}
-    order = {
-        length: shuffle(count, seed, epoch + (place + 1) * 8 * STREAMS)
-        for place, (length, count) in enumerate(sorted(counts.items()))
-    }
-    slices = slices_of(counts, rows_per_step, max(counts), mix, seed, epoch)
-    return [Step(rows[length], order[length][first:last]) for length, first, last in slices]
-
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
@@ -240,18 +122,12 @@ class PackedFeed:
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         several = len(corpus.lengths) > 1
-
-        def name_of(kind: str, length: int) -> str:
-            return f"{kind}-{length}" if several else kind
-
-        lengths = [n for n in corpus.lengths if corpus.rows(name_of("train", n))] or [corpus.sequence_length]
-        kinds = [kind for kind in dict.fromkeys(map(kind_of, corpus.splits)) if kind.startswith(TRAIN_EPOCH_PREFIX)]
-        kinds = ["train", *kinds]
-        counts = {kind: [corpus.rows(name_of(kind, n)) for n in lengths] for kind in kinds}
-        same = [kind for kind in kinds if counts[kind] == counts["train"]]
+        packings = packings_of({split: corpus.rows(split) for split in corpus.splits}, corpus.lengths)
         # All packings are opened here, so that their digests are checked before the first step, not hours later.
-        self._packings = [{n: PackedDataset(corpus, name_of(kind, n), config.load) for n in lengths} for kind in same]
-        names = [name_of("validation", n) for n in corpus.lengths]
+        self._packings = [
+            {length: PackedDataset(corpus, name, config.load) for length, name in names.items()} for names in packings
+        ]
+        names = [f"validation-{length}" if several else "validation" for length in corpus.lengths]
         held_out = [PackedDataset(corpus, name, config.load) for name in names if corpus.rows(name)]
         self.validation: Any = ConcatDataset(held_out) if held_out else None
         opened = [*self._packings[0].values()]
@@ -262,7 +138,7 @@ class PackedFeed:
         if not self.equal:  # time and memory that are measured on the first rows are an upper bound for all rows
             self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
-        self._mix: Mix = corpus.layout.mix or "tokens"
+        self._mix = corpus.layout.mix
         everything = [rows for packing in self._packings for rows in (*packing.values(), *held_out)]
         self.max_id = max(rows.max_id for rows in everything)
         # Kernels compute in blocks of up to 128 tokens.
@@ -281,13 +157,15 @@ class PackedFeed:
         )
         if several:
             self.described += f"; steps of one length each, mix: {self._mix}"
-        self.packings = len(same)
+        self.packings = len(packings)
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
-        self.balance = balance_of(corpus)  # the steps that rows are ordered for
+        self.balance = balance_of(corpus.manifest)  # the steps that rows are ordered for
+        self._groups: list[list[int]] = []
         if self.balance:
             assert corpus.manifest is not None
-            self._groups = [corpus.manifest.splits[kind].groups or [self.rows] for kind in same]
+            of_packings = [corpus.manifest.splits[name] for names in packings for name in names.values()]
+            self._groups = [split.groups or [split.rows] for split in of_packings]
             self.described += f"; balanced for {self.balance.ranks} ranks"
 
     def collator(self, attention: str) -> Any:
@@ -295,12 +173,7 @@ class PackedFeed:
 
     def order(self, rows_per_step: int) -> Order:
         """Return the order of rows for steps of a size."""
-        if self.spread:
-            return partial(mixed_steps, self._packings, rows_per_step, self._mix, self._seed)
-        packings = [rows for packing in self._packings for rows in packing.values()]
-        if self.balance:
-            return partial(balanced_steps, packings, self._groups, self.balance, rows_per_step, self._seed)
-        return partial(shuffled_steps, packings, rows_per_step, self._seed)
+        return order_of(self._packings, self._mix, self.balance, self._groups, rows_per_step, self._seed)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
         """Build the Trainer; without `rows_per_step`, all passes of a step are full."""

@@ -14,6 +14,7 @@ so the result of training depends on the machine only through rounding and the r
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from packcorpus.tasks.core.errors import PackError, PartMissing
 from packcorpus.tasks.core.printable import counted
 from packcorpus.tasks.core.process import peak_memory
 from packcorpus.train.config import TrainingConfig
-from packcorpus.train.loop.run_folder import largest_divisor
+from packcorpus.train.loop.run_folder import UNTIL, largest_divisor
 from packcorpus.train.machine import devices
 from packcorpus.train.machine.process import is_shortage
 from packcorpus.train.machine.ranks import largest
@@ -40,6 +41,7 @@ from packcorpus.train.model.isolation import NEAR
 from packcorpus.train.model.qlora import is_sharded, keep_random
 
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
+SHARE_OF_TRIAL = 0.25
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
 SHARE = {"cpu": 0.8, "cuda": 0.95}
 
@@ -135,7 +137,7 @@ def find_micro_batch(
     not fit into memory.
     """
     spent = 0.0
-    limit = -agree([-memory.limit])[0]
+    limit, budget = (-value for value in agree([-memory.limit, -budget]))
     trials: list[Trial] = []
     candidates = sizes(rows_per_step)
     reason, is_short = f"a step has {counted(candidates[-1], 'row')}", False
@@ -241,10 +243,17 @@ def micro_batch(
             agree: Agree = list if is_sharded(model) else partial(largest, device=device)
             if config.micro_batch != "auto" or config.sharding == "full":
                 return _fixed_size(config, step, rows_per_step, length, memory, agree)
-            return find_micro_batch(step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=agree)
+            return find_micro_batch(step, rows_per_step, length, memory, budget=_budget(device.type), agree=agree)
     finally:
         model.zero_grad()
         memory.reset()
+
+
+def _budget(device: str) -> float:
+    """Return the seconds for measuring; a trial of `diagnose` has few."""
+    until = os.environ.get(UNTIL)
+    left = float(until.split()[1]) - time.monotonic() if until else math.inf
+    return min(BUDGET[device], max(0.0, SHARE_OF_TRIAL * left))
 
 
 def with_checkpointing(

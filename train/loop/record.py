@@ -28,10 +28,10 @@ from packcorpus.tasks.core.printable import counted, duration
 from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles
 from packcorpus.tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
 from packcorpus.train import measures
-from packcorpus.train.config import TrainingConfig
+from packcorpus.train.config import TOY, TrainingConfig
+from packcorpus.train.data.steps import why_unbalanced
 from packcorpus.train.evaluation import Sample, described, lines_of, unused
 from packcorpus.train.loop.callbacks import RankSpeed, accuracy_of
-from packcorpus.train.loop.feed import why_unbalanced
 from packcorpus.train.machine import devices
 from packcorpus.train.measures import PHASES, Advice, advise, si
 from packcorpus.train.model import checkpointing, qlora, states
@@ -199,7 +199,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
     return {
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
         "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
-        "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
+        "model": f"{_base(run)}: {si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
         "frozen weights": frozen,
         "adapter": _adapter(model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
@@ -214,6 +214,10 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "starts": f"from {run.checkpoint.name if run.checkpoint else config.adapter or 'the beginning'}",
         "expected time": duration(seconds),
     }
+
+
+def _base(run: Run) -> str:
+    return run.config.base_model or f"{TOY}, with RANDOM weights, only to try things out"
 
 
 def _adapter(model: Any) -> str:
@@ -380,4 +384,4 @@ def show_result(
     if warning:
         say(console, f"warning: {warning}", "yellow")
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
-    say(console, f"{files}, and training.svg: {folder}")
+    say(console, f"{files}, and training.svg: {folder}; to talk to it: packcorpus train chat {folder}")

@@ -31,10 +31,10 @@ from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.evaluation import Decisions, Sample, Samples, history, outcome, samples_of
 from packcorpus.train.loop import micro_batch, record
-from packcorpus.train.loop.callbacks import Interruption, Profile, ProgressLine, RankClock, slow_ranks
+from packcorpus.train.loop.callbacks import Deadline, Interruption, Profile, ProgressLine, RankClock, slow_ranks
 from packcorpus.train.loop.checkpoints import Checkpoints, Disk, best_complete, find_disk, newest_of_all
 from packcorpus.train.loop.feed import Feed, open_feed
-from packcorpus.train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
+from packcorpus.train.loop.run_folder import UNTIL, Choices, RunFolder, largest_divisor, step_of
 from packcorpus.train.loop.trainer import arguments
 from packcorpus.train.machine import devices, process, ranks
 from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
@@ -326,6 +326,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     run = prepare(corpus, config, folder, root, device, state)
     line, clock = ProgressLine(console), RankClock(state.device, device.name)
     callbacks = [line, interruption, clock, Decisions(config, run.feed.validation is not None)]
+    if until := os.environ.get(UNTIL):
+        callbacks.append(Deadline(until))
     if config.samples:
         callbacks += [Samples(corpus, run.feed.validation, run.model, config.samples, folder.path, console)]
     with redirect_stdout(sys.stderr):  # experiment trackers print

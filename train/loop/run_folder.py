@@ -34,6 +34,11 @@ LOCK = "run.lock"
 MARK = ".rank-"
 # Environment variable that `diagnose` sets for its trials, which are only timed.
 WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
+# The same for two times by time.monotonic(), as "SOON LATEST": a trial ends with the steps that it has made before the
+# first, or before the second if these would be too few.
+UNTIL = "PACKCORPUS_UNTIL"
+# Steps of a trial that are enough: the first of them is not timed.
+ENOUGH = 3
 COMPLETE = "complete.json"
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.tasks.core.process import cores
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.machine.process import first_line
 
@@ -73,7 +74,7 @@ def resolve(config: TrainingConfig) -> Device:
             "train on a GPU",
         )
     if kind == "cpu":
-        return Device("cpu", "fp32", f"CPU, {cpus()} cores")
+        return Device("cpu", "fp32", f"CPU, {cores()} cores")
     best = best_precision()
     if precision == "bf16" and best != "bf16":
         text = f"precision: bf16 cannot be used: {no_bf16_reason()}; set precision: auto or {best}"
@@ -102,15 +103,22 @@ def check_libraries() -> None:
     if missing := [name for name in training_needs() if version_of(name) is None or find_spec(name) is None]:
         raise PartMissing(
             "library_missing",
-            f"training needs {', '.join(missing)}, which is not installed; run: make extras, or "
-            "pip install 'packcorpus[train]'",
+            f"training needs {', '.join(missing)}, which is not installed; run: {how_to_install()}",
         )
 
 
 def not_installed_reason() -> str | None:
     """Return why the requirements are unknown, and the fix; None if they are known."""
     text = "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
-    return None if version_of("packcorpus") else f"{text}run: make extras, or pip install '.[train]'"
+    return None if version_of("packcorpus") else f"{text}run: {how_to_install()}"
+
+
+def how_to_install() -> str:
+    """Return the command that installs the extra `train` here."""
+    ours = Path(__file__).resolve().parents[2]  # of a clone, which has a Makefile
+    if (ours / "Makefile").is_file() and Path.cwd().resolve() == ours:
+        return "make extras"
+    return f"pip install '{'packcorpus' if version_of('packcorpus') else ours}[train]'"
 
 
 def training_needs() -> dict[str, str]:
@@ -257,7 +265,7 @@ def no_nf4_reason(kind: str) -> str | None:
     try:
         from bitsandbytes import functional, matmul_4bit
     except ImportError as error:
-        return f"bitsandbytes cannot be imported ({first_line(error)}); run: make extras"
+        return f"bitsandbytes cannot be imported ({first_line(error)}); run: {how_to_install()}"
     version, here = metadata.version("bitsandbytes"), called(kind)
     device = f"cuda:{_own_gpu()}" if kind == "cuda" else kind
     try:
@@ -296,11 +304,6 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cpus() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processes_here(unknown: int = 1) -> int:

@@ -1,7 +1,7 @@
 """Start, end, and replace the processes of a run. This module does not load torch.
 
-    python -m train ─install─▶ libraries, model, proof ─▶ steps (Interruption) ─▶ results ─leave─▶ exit
-                    └(gpus > 1) launch─▶ this process waits ─▶ rank 0 … rank N-1, each `python -P -m train …`
+    packcorpus train ─install─▶ libraries, model, proof ─▶ steps (Interruption) ─▶ results ─leave─▶ exit
+                     └(gpus > 1) launch─▶ this process waits ─▶ rank 0 … rank N-1, each the same command
 
 Outside the training steps there is nothing to save, so on Ctrl-C or SIGTERM one line and the exit code are enough. The
 handler raises no exception. A library that is being imported or tried would take an exception for its own failure, and
@@ -159,7 +159,7 @@ def first_line(error: BaseException) -> str:
 
 
 def restart(arguments: list[str], why: str) -> NoReturn:
-    """Replace this process with `python -m train ARGUMENTS`."""
+    """Replace this process with the training command with other arguments."""
     print(why, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -179,7 +179,7 @@ class RankFailed(PackError):
 
 
 def launch(ranks: int, arguments: list[str]) -> bool:
-    """Run `python -m train` as several ranks; return whether to start them again."""
+    """Run the training command as several ranks; return whether to start them again."""
     # Torch's own launcher forwards signals to every rank.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,11 +1,10 @@
-"""Run `python -m train merge RUN`: merge an adapter into its base model.
+"""Run `packcorpus train merge RUN`: merge an adapter into its base model.
 
 The last line of standard output is the path of the folder.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from packcorpus.train.merge.find_run import find_base, find_run, run_parser
 
 def parser() -> Parser:
     ours = run_parser(
-        prog="python -m train merge",
+        prog="packcorpus train merge",
         description="Merge the adapter of a run into its base model, and check the result against both.",
     )
     ours.add_argument(
@@ -42,7 +41,6 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     run = find_run(options.run, options.root)
     base = find_base(run)
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
     from packcorpus.train.merge.merge_run import merge
 

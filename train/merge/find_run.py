@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 import orjson
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, UsageError
-from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.printable import printable, suggest
 from packcorpus.tasks.storage.files import read_json
 from packcorpus.train.config import Parser
-from packcorpus.train.loop.run_folder import checkpoints_of, model_digest, step_of
+from packcorpus.train.loop.run_folder import COMPLETE, checkpoints_of, model_digest, step_of
 
 SHORTEST_KEY = 4  # minimum number of characters of a shortened key
 LISTED = 5
@@ -34,7 +35,7 @@ HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "README.md")
 
 def run_parser(prog: str, description: str) -> Parser:
     """Build a parser with the options shared by all commands that take a run."""
-    ours = Parser(prog=prog, description=description, allow_abbrev=False)
+    ours = Parser(prog=prog, usage=f"{prog} RUN [OPTION…]", description=description, allow_abbrev=False)
     ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
     text = "folder that contains data/ (default: this folder)"
     ours.add_argument("--root", type=Path, metavar="FOLDER", default=Path(), help=text)
@@ -74,12 +75,14 @@ def find_run(text: str, root: Path) -> Run:
     if not record.is_file():
         if not (folder / "run.json").is_file():
             raise InputMissing("no_such_run", f"{folder}: is not a training run (it has no {RECORD})")
-        done = max(map(step_of, checkpoints_of(folder)), default=0)
-        raise InputMissing(
-            "no_such_run",
-            f"{folder}: the run is not finished (it has no {RECORD}; the newest checkpoint is of step {done}); rerun "
-            "the training command to resume it",
+        newest = max(
+            (path for path in checkpoints_of(folder) if (path / COMPLETE).is_file()), key=step_of, default=None
         )
+        found = f"the newest checkpoint is of step {step_of(newest)}" if newest else "and no checkpoint yet"
+        fix = "rerun the training command to resume it"
+        fix += f", or talk to the checkpoint: packcorpus train chat {newest}" if newest else ""
+        text = f"{folder}: the run is not finished (it has no {RECORD}; {found}); {fix}"
+        raise InputMissing("no_such_run", text)
     values = read_json(record)
     if not isinstance(values, dict) or not {"key", "corpus", "base_model", "config", "result"} <= values.keys():
         raise DataError("damaged_adapter", f"{record}: is not the record of a training run; restore it, or train again")
@@ -95,11 +98,9 @@ def _by_name(text: str, root: Path) -> Path:
         return home / text
     if named := [path for path in folders if parts[path][0] == text]:
         finished = [path for path in named if (path / RECORD).is_file()] or named
-        if len(finished) == 1:
-            return finished[0]
-        listed = ", ".join(path.name for path in finished[-LISTED:])
-        text = f"{text}: there are several runs of this name ({listed}); name one of them"
-        raise UsageError("bad_command_line", text)
+        if len(finished) > 1:
+            print(printable(f"{finished[-1]}: the newest of {len(finished)} runs named {text}"), file=sys.stderr)
+        return finished[-1]
     keyed = [path for path in folders if parts[path][2].startswith(text)] if len(text) >= SHORTEST_KEY else []
     if len(text) == 64:
         keyed = [path for path in folders if len(parts[path][2]) == 12 and text.startswith(parts[path][2])]

@@ -178,6 +178,8 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     The bounds are int32[n + 1], for the batch as one sequence. `position_ids` is int[B, L]. A segment starts wherever a
     position is 0, and at the start of every row.
+
+        bounds, longest = packcorpus.segments(batch["position_ids"])
     """
     is_start = position_ids == 0
     is_start[:, 0] = True
@@ -188,12 +190,17 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """transformers' `default_data_collator`, plus segment bounds if needed.
+    """Join rows to a batch: `default_data_collator`, plus segment bounds if needed.
 
-    Rows of different lengths are joined into one row, in which restarting positions separate them.
+    `backend` is the attention of the model: sdpa, eager, flex, flash2, flash3, or varlen. The last three need the
+    bounds of segments (`cu_seq_lens_q` and others). Rows of different lengths are joined into one row, in which
+    restarting positions separate them.
 
     The bounds are valid only for the unchanged batch, so accelerate must not split or join batches. It does neither if
     the dataset has a length and every rank reads its own batches. torch's DataParallel would split batches.
+
+        collate = packcorpus.Collator("sdpa")
+        batch = collate([rows[0], rows[1]])
     """
 
     backend: str

@@ -1,6 +1,6 @@
 """Find the base model, and check that it fits the corpus.
 
-config.base_model ─base_model─▶ a local folder or a Hugging Face name; without one, a small Llama built here
+config.base_model ─base_model─▶ a local folder or a Hugging Face name; for `toy`, a small Llama built here
 base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
 manifest ─────────────────────────┼─check_tokenizer─▶ the files of the model's tokenizer make the same tokens
 texts of rows ────────────────────┴─check_rows──────▶ AutoTokenizer gives the same tokens
@@ -25,14 +25,14 @@ import transformers
 from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from packcorpus.tasks.core.errors import DataError, InputMissing
+from packcorpus.tasks.core.errors import DataError, InputMissing, PackError
 from packcorpus.tasks.core.printable import shown
 from packcorpus.tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
 from packcorpus.tasks.encoders.encoder import token_name
 from packcorpus.tasks.encoders.native import read_spec, tokenizer_of
 from packcorpus.tasks.encoders.sentencepiece_encoder import read_model
 from packcorpus.tasks.encoders.tokenizer_files import (
-    DECIDING,
+    FETCHED,
     TOKENIZER_FILES,
     TokenizerFiles,
     find_tokenizer,
@@ -40,11 +40,14 @@ from packcorpus.tasks.encoders.tokenizer_files import (
     forget_loaded,
     is_like_transformers,
     load_as_of,
+    locate_tokenizer,
     open_found,
 )
 from packcorpus.tasks.storage.files import write_bytes
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.shards import open_shard
+from packcorpus.tasks.stores.hub import fetch_model
+from packcorpus.tasks.stores.urls import Model
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.model import checkpoint
 from packcorpus.train.model.quantization import check_stored
@@ -236,13 +239,13 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
 
 def tokenizer_path(config: TrainingConfig, base: Path | str) -> Path:
     """Return the config's `tokenizer`, or else the folder of the base model."""
-    if config.tokenizer or isinstance(base, Path):
-        return Path(config.tokenizer or base)
-    from huggingface_hub import snapshot_download
-
+    if config.tokenizer:
+        return locate_tokenizer(config.tokenizer, Path(config.tokenizer))[0]
+    if isinstance(base, Path):
+        return base
     try:
-        return Path(snapshot_download(base, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
-    except Exception as error:  # network, name, or access token: each library raises its own class
+        return fetch_model(Model(base, ""), FETCHED)
+    except PackError as error:
         raise unreadable(base, error) from None
 
 

@@ -166,6 +166,13 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     from `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
     model, with or without an adapter, runs as in training: same mode, dropout (with the same random numbers in every
     pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
+
+    Returns the differences of logits: `moved` of conversations that were not replaced, and `allowed`, by how much they
+    may move because of rounding.
+
+        four = [rows[n] for n in range(4)]
+        isolation = packcorpus.check_isolation(model, collate(four), four, seed=0)
+        assert isolation.moved <= isolation.allowed
     """
     # The whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden], pass
     # through the model's own head in slices of at most LOGITS logits, because the logits of 8 rows of 4096 tokens over
@@ -232,11 +239,15 @@ def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tens
 def require_isolation(
     model: Any, dataset: Any, collator: Any, count: int, *, attention: str, seed: int
 ) -> Isolation | None:
-    """Check the isolation of at least ROWS real rows, in batches of `count`.
+    """Check that the conversations of a row do not see each other.
 
-    The model keeps the first of its ways to separate conversations that passes (train.model.states). Returns None if no
-    batch has two conversations. Raises DataError if conversations see each other or the check is blind, PartMissing if
-    the backend does not run.
+    Every second conversation of at least four real rows is replaced, then the others: the logits of the unchanged ones
+    must stay the same. `dataset` has the rows, `collator` makes a batch of `count` of them as in training, and
+    `attention` is the backend of the model, as for `Collator`. The model keeps the first of its ways to separate
+    conversations that passes. Returns the result of `check_isolation`, or None if no batch has two conversations.
+    Raises DataError if conversations see each other or the check is blind, PartMissing if the backend does not run.
+
+        packcorpus.require_isolation(model, rows, collate, 4, attention="sdpa", seed=0)
     """
     checked = count * math.ceil(ROWS / count)
     rows = [dataset[number] for number in choose_rows(dataset, checked)]

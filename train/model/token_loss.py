@@ -54,7 +54,11 @@ def weigh_loss(model: Any) -> Undo:
     """Make a causal language model compute its loss from logits and `loss_weight`.
 
     `loss_weight` is float32[B, L]; without it, each trained token counts alike. A pass without labels is unchanged.
-    Without this function, models of transformers silently ignore `loss_weight`.
+    Without this function, models of transformers silently ignore `loss_weight`. Returns a function that restores the
+    model.
+
+        undo = packcorpus.weigh_loss(model)
+        loss = model(**batch).loss  # Σ weight · loss / Σ weight
     """
     return _replace_forward(model, fused=False)
 

@@ -16,13 +16,14 @@ from packcorpus.tasks.templates.jinja.splitting import TokenBoundary
 from packcorpus.tasks.templates.placeholders import GAP, has_outer_space
 
 
-def edges_of(rendering: Rendering) -> Iterator[tuple[int, str, str]]:
-    """Yield the edges of trained turns that later prompts contain.
+def edges_of(rendering: Rendering, every: bool = False) -> Iterator[tuple[int, str, str]]:
+    """Yield the edges of trained turns in later prompts, or of `every` one.
 
     An edge is the start or the end of a turn: the number of the turn, the text before the edge, and the text after it.
     """
     for text, ranges, _, turns, *_ in rendering.samples:
-        for k, ((start, stop), (following, _)) in zip(turns, pairwise(ranges), strict=False):
+        last = [(len(text), len(text))] * every
+        for k, ((start, stop), (following, _)) in zip(turns, pairwise([*ranges, *last]), strict=False):
             yield k, text[:start], text[start:stop]
             yield k, text[start:stop], text[stop:following]
 
@@ -63,10 +64,13 @@ class Edges:
         return self._boundary.splits(self._boundary.tail(tail), written)
 
 
-def traced_edges(rendering: Rendering, private: str, boundary: TokenBoundary) -> list[Edge] | None:
-    """Return the edges of placeholders; None if one of them has a value as JSON."""
+def traced_edges(rendering: Rendering, private: str, boundary: TokenBoundary, every: bool) -> list[Edge] | None:
+    """Return the edges of placeholders; None if one of them has a value as JSON.
+
+    `every` is that of `edges_of`.
+    """
     controls, edges = boundary.encoder.control_pattern, []
-    for _, before, after in edges_of(rendering):
+    for _, before, after in edges_of(rendering, every):
         ends = [match.end() for match in controls.finditer(before)]
         first = controls.search(after)
         tail = before[ends[-1] if ends else 0 :].replace(private, "")

@@ -192,8 +192,8 @@ class Renderer:
                         yield reject.with_traceback(None)
                         continue
                     located = [
-                        Located(sample, _tuples(ranges), turn, turns, plain, _tuples(flagged))
-                        for sample, ranges, turn, turns, plain, flagged in samples
+                        Located(sample, _tuples(ranges), turn, turns, plain, _tuples(flagged), *differs)
+                        for sample, ranges, turn, turns, plain, flagged, *differs in samples
                     ]
                     yield Rendering(text, _tuples(marks), located, lost and tuple(lost), *others)
         finally:

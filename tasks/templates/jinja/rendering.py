@@ -21,7 +21,7 @@ MOST_CHARACTERS = 16 << 20
 MOST_WORK = 2_000_000
 
 # How turns are located (see `locate`). "others" locates the turns that are not trained on, for train_on: all.
-Method = Literal["auto", "together", "apart", "others"]
+Method = Literal["auto", "together", "apart", "as_rendered", "others"]
 
 # Whether placeholders are traced, and whether they have white space around them.
 Tracing = Literal["", "bare", "spaced"]

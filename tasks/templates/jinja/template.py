@@ -48,7 +48,7 @@ from packcorpus.tasks.templates.jinja.outline import Edges, MustRender, edges_of
 from packcorpus.tasks.templates.jinja.renderer import Renderer
 from packcorpus.tasks.templates.jinja.rendering import EngineName, Job, Method, Rendering, Tracing
 from packcorpus.tasks.templates.jinja.splitting import Splitter, TokenBoundary
-from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps
+from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps, has_reasoning
 from packcorpus.tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
 from packcorpus.tasks.templates.jinja.turns.locate import Located
 from packcorpus.tasks.templates.jinja.turns.marks import Range
@@ -106,6 +106,7 @@ class JinjaTemplate(Template):
         self.name, self.encoder, self.adjust, self.sections = name, encoder, adjust, sections
         self._source, self._turns, self._all = source, turns, train_on == "all"
         self.unknown = find_unknown_markers(source, encoder, adjust.default_system or "")
+        self._as_rendered = turns == "as_rendered"
         self._reads_marks = not self._all and re.search(r"\{%-?\s*generation\s*-?%\}", source) is not None
         try:
             date = datetime.fromisoformat(today)
@@ -189,9 +190,11 @@ class JinjaTemplate(Template):
             for k, message in enumerate(conversation.messages):
                 checks.require_reasoning(message, k, text)
             [spans] = self._splitter.split_all([(rendering.text, self._without(rendering))], private)
-            samples = [Sample(spans)]
+            messages = enumerate(conversation.messages)
+            lacking = [k for k, message in messages if self._as_rendered and not has_reasoning(message, text)]
+            samples = [Sample(spans, unreasoned=tuple(lacking))]
         else:
-            samples = self._located(rendering, conversation, job, private)
+            samples = self._located(rendering, conversation, job.turns, job, private)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, private)])
@@ -206,7 +209,7 @@ class JinjaTemplate(Template):
         if not rendering.samples:
             return [Checked(rendering.text, len(job.messages), {})]
         checked, after = [], 0
-        for text, ranges, turn, turns, _, flagged in rendering.samples:
+        for text, ranges, turn, turns, _, flagged, *_ in rendering.samples:
             end = len(job.messages) if turn is None else turn + 1
             if self._all:
                 others = self._without(rendering)
@@ -237,37 +240,83 @@ class JinjaTemplate(Template):
             return []
         return self._checked(found, other) if found.samples else []
 
-    def _located(self, rendering: Rendering, conversation: Conversation, job: Job | None, private: str) -> list[Sample]:
+    def _located(
+        self, rendering: Rendering, conversation: Conversation, turns: Sequence[int], job: Job | None, private: str
+    ) -> list[Sample]:
         """Check the located samples and return them as spans.
 
-        Sections that are left out have no labels. `job` is None for placeholders.
+        `turns` are those that are trained on. Sections that are left out have no labels. `job` is None for
+        placeholders.
         """
+        turns = turns[rendering.unprompted :]
         samples, checks = rendering.samples, self._checks_for(conversation)
+        for k in self._absent(samples[0], conversation, turns) if self._as_rendered else ():
+            checks.require_written(conversation.messages[k], k, "", private)
         marks = rendering.marks if self._reads_marks else None
         ranges = [checks.ranges_of(sample, conversation, marks, private) for sample in samples]
+        if job and self._as_rendered:
+            ranges = [self._between_tokens(samples[0].text, ranges[0], private)]
         if job and self.sections != ALL_SECTIONS:
             left_out = self._cuts.left_out(samples, conversation, job, self.engines.render, private)
             ranges = [without(*each) for each in zip(ranges, left_out, strict=True)]
         split = self._splitter.split_all(zip((sample.text for sample in samples), ranges, strict=True), private)
         before = [-1, *(sample.turn for sample in samples if sample.turn is not None)]
         return [
-            Sample(spans, sample.turn, after, *self._counts(sample, conversation, private))
+            self._counted(Sample(spans, sample.turn, after), sample, conversation, turns, private)
             for spans, sample, after in zip(split, samples, before, strict=False)
         ]
 
-    def _counts(self, sample: Located, conversation: Conversation, private: str) -> tuple[int, int]:
-        """Return the numbers of answers with reasoning, and with an empty block."""
+    def _between_tokens(self, text: str, ranges: Sequence[Range], private: str) -> list[Range]:
+        """Return ranges whose edges no token crosses.
+
+        So the tokens are those of the whole text. A token may join white space at the edge of an answer with the text
+        around it. It is not trained on.
+        """
+        moved = []
+        for start, stop in ranges:
+            answer = text[start:stop]
+            first, last = len(answer) - len(answer.lstrip()), len(answer.rstrip())
+            starts, stops = range(start, start + first + 1), range(stop, start + last - 1, -1)
+            first, last = (
+                next((n for n in each if self._splits(text, n, private)), each[0]) for each in (starts, stops)
+            )
+            moved.append((first, last))
+        return moved
+
+    def _splits(self, text: str, place: int, private: str) -> bool:
+        before, after = (part.replace(private, "") for part in (text[max(0, place - 200) : place], text[place:][:200]))
+        return self._boundary.splits(self._boundary.tail(before), after)
+
+    def _counted(
+        self, sample: Sample, located: Located, conversation: Conversation, turns: Sequence[int], private: str
+    ) -> Sample:
+        """Return a sample with the counts of its answers.
+
+        `turns` are those that are trained on.
+        """
         reads = self._checks_for(conversation).forms.reasoning is not ReasoningForm.NONE
-        reasoned = closed = 0
-        for k, (start, stop) in sample.answers:
+        reasoned, closed, text, unreasoned = 0, 0, located.text, []
+        for k, (start, stop) in located.answers:
             content = conversation.messages[k].content
-            if reads and reasoning_of(conversation.messages[k]):
+            if self._as_rendered and not has_reasoning(conversation.messages[k], text[start:stop].replace(private, "")):
+                unreasoned.append(k)
+            elif reads and reasoning_of(conversation.messages[k]):
                 reasoned += 1
-            elif block := empty_block(sample.text, start, stop):
+            elif block := empty_block(text, start, stop):
                 # A block in a content is not counted, because such a content is filled in like any other one.
-                rest = sample.text[start + len(block) : stop].replace(private, "").lstrip()
+                rest = text[start + len(block) : stop].replace(private, "").lstrip()
                 closed += reads or not starts_with_block(content) or rest.startswith(content.strip())
-        return reasoned, closed
+        sample = sample._replace(reasoned=reasoned, closed=closed)
+        if self._as_rendered:
+            absent = self._absent(located, conversation, turns)
+            sample = sample._replace(unlike=located.unlike, changed=located.changed, absent=absent)
+            sample = sample._replace(unreasoned=(*unreasoned, *absent))
+        return sample
+
+    @staticmethod
+    def _absent(located: Located, conversation: Conversation, turns: Sequence[int]) -> tuple[int, ...]:
+        """Return the trained answers of which the one rendering has nothing."""
+        return tuple(k for k in turns if k not in located.turns and conversation.messages[k].role == "assistant")
 
     def _checks_for(self, conversation: Conversation) -> Checks:
         options = options_json(conversation)
@@ -275,7 +324,7 @@ class JinjaTemplate(Template):
             if len(self._checks) >= MOST_READINGS:
                 self._checks.clear()
             forms = ExpectedForms(self._source, self._renderer, conversation.template_options)
-            self._checks[options] = Checks(self.name, self.encoder, forms)
+            self._checks[options] = Checks(self.name, self.encoder, forms, self._as_rendered)
         return self._checks[options]
 
     def _job(self, broken: Broken, turns: list[int], method: Method, trace: Tracing = "") -> Job:
@@ -390,11 +439,12 @@ class JinjaTemplate(Template):
         turns = [k for k, flag in enumerate(trained) if flag]
         broken = self._broken(conversation)
         rendering, strips = self._traced(broken, turns, self._turns)
-        found = traced_edges(rendering, broken.private, self._boundary) if self._turns == "auto" else []
+        has_edges, every = self._turns in ("auto", "as_rendered"), self._as_rendered
+        found = traced_edges(rendering, broken.private, self._boundary, every) if has_edges else []
         if found is None:
             return None
         edges = Edges(found, self._boundary)
-        if edges.are_mixed:
+        if edges.are_mixed or (edges.reached and self._as_rendered):
             return None
         if edges.reached:  # like `samples`, where a sample ends after each turn
             rendering, strips = self._traced(broken, turns, "apart")
@@ -407,7 +457,7 @@ class JinjaTemplate(Template):
             ]
             if not all(has_gaps(*part) for part in parts):
                 return None  # each of these conversations is rendered and rejected
-        samples = self._located(rendering, conversation, None, broken.private)
+        samples = self._located(rendering, conversation, turns, None, broken.private)
         *tests, formats = rendering.trace
         reads = forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
@@ -435,6 +485,8 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
             turn=None if sample.turn is None else sample.turn - added,
             after=sample.after - added,
             unwritten=tuple(k - added for k in sample.unwritten),
+            unreasoned=tuple(k - added for k in sample.unreasoned),
+            absent=tuple(k - added for k in sample.absent),
         )
         for sample in samples
     ]

@@ -273,7 +273,7 @@ def test_inspect_and_init_know_the_format(tmp_path: Path) -> None:
     shutil.copy(kind_path("sp_bpe_chatml"), tmp_path / "tiny.model")  # init finds it
     done = packcorpus(tmp_path, "init", "ids.jsonl", "--output", "c.yaml")
     assert done.returncode == 0, done.stderr
-    assert "format: tokens" in (tmp_path / "c.yaml").read_text()
+    assert "# 3 conversations, tokens" in (tmp_path / "c.yaml").read_text()
     assert packcorpus(tmp_path, "check", "c.yaml").returncode == 0
 
 

@@ -8,7 +8,7 @@ interpreter does, except that it frees no memory: tests/pipeline/test_commands.p
 imports the modules that install hooks on import (`pipeline`, `tasks.cli.app`), as the real command does. If packcorpus
 replaces itself by luigi, another fork replaces it.
 
-The argument names the libraries to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes
+The argument names the libraries to import: `tasks` for luigi and packcorpus, `train` for packcorpus train (torch takes
 seconds) and for a luigi whose training runs in a fork, too (support/servers/forked_training.py).
 """
 

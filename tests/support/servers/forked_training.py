@@ -1,6 +1,6 @@
 """Run the training that the pipeline starts in a fork of a process with torch.
 
-    pipeline.graph.train ─Popen(words)─▶ fork ─▶ python -P -m train …
+    pipeline.graph.train ─Popen(words)─▶ fork ─▶ the training command
 
 Loading torch in a new process would take seconds. The pipeline handles the fork as it handles a process: it waits for
 it, sends signals, and reads the exit code. tests/pipeline/test_train_adapter.py starts a new process where only that

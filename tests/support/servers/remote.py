@@ -250,7 +250,7 @@ class _Hub(Answers):
 
 
 class HubStandIn:
-    """A Hub with datasets.
+    """A Hub with datasets and models.
 
     `commits` is {dataset: {commit: {path: content}}}, and `revisions` is {dataset: {revision: commit}}.
     """
@@ -267,6 +267,7 @@ class HubStandIn:
         self.token = ""  # the token that may write
         self.status = 0  # of every answer, if it is not 0
         self.fails: Callable[[str], bool] | None = None  # whether to answer a request with 500
+        self.gated: set[str] = set()  # whose files need a permission
         self.cut: set[str] = set()  # paths whose body ends early
         self.url = ""
 
@@ -278,8 +279,10 @@ class HubStandIn:
         return commit
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
-        api = path.startswith("/api/datasets/")
-        _, owner, name, what, revision, *rest = [*path.removeprefix("/api").split("/")[1:], "", "", ""]
+        api = path.startswith("/api/")
+        if not path.startswith(("/api/", "/datasets/")):  # files of models
+            path = f"/models{path}"
+        _, owner, name, what, revision, *rest = [*path.removeprefix("/api").split("/")[1:], *[""] * 4]
         dataset, key = f"{owner}/{name}", "/".join(rest).strip("/")
         if dataset not in self.commits:
             return 401, b"{}", {"X_Error_Code": "RepoNotFound", "X_Error_Message": f"Repository not found {SECRET}"}
@@ -301,6 +304,8 @@ class HubStandIn:
             if body.startswith(b"{"):
                 wanted_paths = orjson.loads(body)["paths"]
             return 200, orjson.dumps([_entry(path, files[path]) for path in wanted_paths if path in files]), {}
+        if what == "resolve" and dataset in self.gated:
+            return 403, b"{}", {"X_Error_Code": "GatedRepo", "X_Error_Message": f"Access is restricted {SECRET}"}
         if what == "resolve" and key in files:
             content = files[key][: len(files[key]) // 2] if key in self.cut else files[key]
             return 200, content, {"ETag": f'"{hashlib.sha256(files[key]).hexdigest()}"', "X_Repo_Commit": commit}

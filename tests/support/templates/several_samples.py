@@ -50,7 +50,7 @@ class Strips(Template):
         prefix, flags = up_to(conversation, turn, trained, after)
         for message in prefix.messages[:-1]:
             if message.role == "assistant":
-                message.content = message.content.split()[-1]
+                message.content = (message.content.split() or [""])[-1]
         return Sample(self.spans(prefix, flags), turn, after)
 
 

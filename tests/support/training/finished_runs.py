@@ -3,7 +3,7 @@
 ARCHITECTURES ─finished_run─▶ base/ (random weights), run/ (adapter whose B is not zero, training.json)
 run ─merged─▶ folder of the merged model, as the command writes it
 
-A finished run is a base model and a folder as `python -m train` writes it.
+A finished run is a base model and a folder as `packcorpus train` writes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a tiny architecture with the real command, and compare its losses.
 
-name ─saved─▶ folder of a model without dropout ─┬─trained──▶ run folder, by `python -m train` in one or two ranks
+name ─saved─▶ folder of a model without dropout ─┬─trained──▶ run folder, by `packcorpus train` in one or two ranks
                                                  └─losses_of▶ the loss of each step, by the class of the checkpoint
 both ─outcome─▶ Outcome(way, difference, layers that are left out), or the error
 """

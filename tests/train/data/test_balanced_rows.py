@@ -25,7 +25,8 @@ from packcorpus.tasks.storage.shards import statistics_of_split
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import open_corpus
 from packcorpus.train.data.dataset import PackedDataset
-from packcorpus.train.loop.feed import line_of_rows, open_feed, why_unbalanced
+from packcorpus.train.data.steps import line_of_rows, why_unbalanced
+from packcorpus.train.loop.feed import open_feed
 from packcorpus.train.loop.trainer import arguments
 
 ROWS = 8  # of a step: 4 ranks × 2 rows

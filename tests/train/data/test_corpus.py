@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, Usa
 from packcorpus.tasks.storage.layout import RowLayout
 from packcorpus.tasks.storage.schemas import row_schema
 from packcorpus.tasks.storage.shards import read_verified
-from packcorpus.train.data.corpus import open_corpus
+from packcorpus.train.data.corpus import open_corpus, use_corpus
 
 NAME = "train-00000-of-00001.arrow"
 
@@ -305,3 +306,21 @@ def test_opening_a_corpus_loads_no_torch(made: Path) -> None:
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(made)], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_command_line_names_one_corpus_or_takes_the_latest(made: Path) -> None:
+    root = made.parent.parent
+
+    def used(corpus: str | None, manifest: str | None = None) -> Path:
+        paths = [path and Path(path) for path in (corpus, manifest)]
+        options = SimpleNamespace(corpus=paths[0], manifest=paths[1], root=root)
+        use_corpus(options)  # type: ignore[arg-type]
+        assert (options.corpus, options.root) == (None, root)
+        return options.manifest
+
+    assert used(None) == used("small") == used(made.stem) == used(None, "small") == used(str(made)) == made
+    assert used(str(folder_of(made))) == folder_of(made)
+    with pytest.raises(UsageError, match=r"small and --manifest other: name one corpus"):
+        used("small", "other")
+    with pytest.raises(InputMissing, match="no such manifest"):
+        used("dcotor")

@@ -30,7 +30,8 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import open_corpus
 from packcorpus.train.data.dataset import PackedDataset
-from packcorpus.train.loop.feed import PackedFeed, empty_row, open_feed, slices_of
+from packcorpus.train.data.steps import slices_of
+from packcorpus.train.loop.feed import PackedFeed, empty_row, open_feed
 from packcorpus.train.loop.record import count_steps
 from packcorpus.train.loop.trainer import arguments
 

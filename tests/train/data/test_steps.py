@@ -21,7 +21,8 @@ from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from packcorpus.tasks.config import Balance
-from packcorpus.train.loop.feed import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
+from packcorpus.train.data.steps import Order, balanced_steps, mixed_steps, shuffled_steps
+from packcorpus.train.loop.feed import Shares, StepRows
 
 LENGTHS = (32, 64)
 FILLER = "filler"

@@ -1,4 +1,4 @@
-"""`python -m train diagnose` finds slow settings on its own.
+"""`packcorpus train diagnose` finds slow settings on its own.
 
 A trial that fails is a row with its reason.
 """
@@ -32,6 +32,7 @@ from packcorpus.train.diagnose.command import Diagnosis
 from packcorpus.train.diagnose.compare import Outcome, speedups
 from packcorpus.train.diagnose.factors import Trial
 from packcorpus.train.diagnose.trials import Runner, failure, lost, outcome_of, replan, unused_option
+from packcorpus.train.loop.run_folder import ENOUGH
 from packcorpus.train.measures import PHASES
 
 LENGTH = 512
@@ -129,8 +130,8 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
 class WithoutFusedLoss(Runner):
     """Runner on a machine whose torch has no fused loss."""
 
-    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
-        outcome, record = super().run(trial, manifest, limit)
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
+        outcome, record = super().run(trial, manifest, limit, wanted)
         assert record["unavailable"]["attention"].keys() == {"flash3", "flash2", "varlen", "flex"}, "on a CPU"
         return outcome, record | {"unavailable": {"fused_loss": {"true": "torch is too old"}}}
 
@@ -203,7 +204,7 @@ class Simulated:
     def stop(self) -> None:
         pass
 
-    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
         seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
         if self.precision != "fp32" and trial.settings.get("precision") == "fp32":
             seconds *= self.slower
@@ -222,10 +223,15 @@ ONLY = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
 
 
 def simulated(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, only: tuple[str, ...] = ONLY
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: int,
+    only: tuple[str, ...] = ONLY,
+    runner: type[Simulated] = Simulated,
 ) -> Diagnosis:
     """Return a finished diagnosis whose runs took simulated time."""
-    monkeypatch.setattr(diagnose, "Runner", Simulated)
+    monkeypatch.setattr(diagnose, "Runner", runner)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     monkeypatch.setattr(diagnose, "time", SimpleNamespace(monotonic=lambda: Simulated.now))
     monkeypatch.setattr(Simulated, "now", 0.0)
@@ -282,6 +288,44 @@ def test_a_budget_without_time_for_the_current_settings_says_what_was_learned(
     assert (caught.value.reason, caught.value.exit_code, Simulated.now) == ("budget_too_small", 64, 20)
 
 
+class Loaded(Simulated):
+    """A stand-in for Runner on a loaded machine: 20 s of loading, and 15 s for a step."""
+
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
+        steps = 8 if wanted > 140 else max(ENOUGH, int((wanted - 20) // 15))
+        self.seconds = 20.0 + 15.0 * steps
+        outcome, record = super().run(trial, manifest, limit, wanted)
+        return replace(outcome, losses=(1.0,) * steps), record
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(240, [4, 3]), (1000, [8, 8])])
+def test_on_a_loaded_machine_runs_make_fewer_steps_so_that_something_is_tried(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, steps: list[int]
+) -> None:
+    found = simulated(folder, tmp_path, monkeypatch, budget, runner=Loaded)
+    assert Simulated.now <= budget
+    assert [len(run.losses) for run in found.runs[:2]] == steps
+    assert found.results().fewest_steps == (0 if steps[1] == 8 else steps[1])
+
+
+class Cold(Simulated):
+    """A stand-in for Runner whose first run loads the libraries and the model."""
+
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
+        self.seconds = 30.0 if trial.factor == factors.BASELINE else 18.0
+        outcome, record = super().run(trial, manifest, limit, wanted)
+        return replace(outcome, is_cold=trial.factor == factors.BASELINE, step_seconds=10.0), record
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(49, 0), (50, 1)])
+def test_what_the_first_run_has_loaded_is_not_expected_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, tried: int
+) -> None:
+    """The first run needs 20 s beside its steps, and others half of that."""
+    found = simulated(folder, tmp_path, monkeypatch, budget, runner=Cold)
+    assert len(found.runs) == 1 + tried
+
+
 @pytest.mark.parametrize(
     ("budget", "only", "slower", "reference"),
     [
@@ -315,10 +359,10 @@ class Interrupted(Simulated):
 
     diagnosis: Diagnosis
 
-    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
+    def run(self, trial: Trial, manifest: Path, limit: float, wanted: float) -> tuple[Outcome, dict[str, Any]]:
         if trial.factor == "micro_batch":
             self.diagnosis._stop(2, None)
-        outcome, record = super().run(trial, manifest, limit)
+        outcome, record = super().run(trial, manifest, limit, wanted)
         outcome = replace(outcome, phases=dict.fromkeys(PHASES, 0.2))
         return outcome, record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
 

@@ -12,7 +12,8 @@ import torch
 from support.commands import in_fork_with_torch
 
 from packcorpus.tasks.core.errors import Interrupted
-from packcorpus.train.loop.callbacks import Interruption
+from packcorpus.train.loop import callbacks
+from packcorpus.train.loop.callbacks import Deadline, Interruption
 from packcorpus.train.machine.process import SignalGuard
 
 
@@ -148,3 +149,21 @@ def test_a_rank_stops_when_its_launcher_is_gone(monkeypatch: pytest.MonkeyPatch,
     assert not step(interruption)
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert step(interruption) == is_rank
+
+
+@pytest.mark.parametrize(("soon", "latest", "made"), [(0, 100, 3), (45, 100, 4), (100, 25, 2), (100, 100, 10)])
+def test_a_trial_ends_before_the_step_for_which_it_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, soon: int, latest: int, made: int
+) -> None:
+    """Each step takes 10 s. Three steps are enough, unless even these take too long."""
+    now = 0.0
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now))
+    deadline, args = Deadline(f"{soon} {latest}"), SimpleNamespace(device=torch.device("cpu"))
+    control = SimpleNamespace(should_training_stop=False)
+    for number in range(1, 11):
+        deadline.on_step_begin(args, None, control)
+        now += 10
+        deadline.on_step_end(args, SimpleNamespace(global_step=number), control)
+        if control.should_training_stop:
+            break
+    assert number == made

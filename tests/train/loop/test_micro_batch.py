@@ -404,3 +404,12 @@ def test_memory_of_this_process_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     del tensor
     memory.reset()
     assert memory.peak() < size / 2
+
+
+def test_a_trial_of_a_diagnosis_measures_for_a_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batch_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    assert micro_batch_module._budget("cpu") == 30
+    monkeypatch.setenv("PACKCORPUS_UNTIL", "100 140")
+    assert micro_batch_module._budget("cpu") == 10
+    monkeypatch.setenv("PACKCORPUS_UNTIL", "50 90")
+    assert micro_batch_module._budget("cpu") == 0

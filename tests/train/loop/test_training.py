@@ -1,4 +1,4 @@
-"""`python -m train` on a small corpus: results, rejections, signals.
+"""`packcorpus train` on a small corpus: results, rejections, signals.
 
 Signals are sent at a random moment after the first step (SIGKILL to the last rank); the logs of all steps are compared.
 """
@@ -222,7 +222,7 @@ def test_training_on_format_2(folder: Path, tmp_path: Path) -> None:
 
 def rejected(capsys: pytest.CaptureFixture[str], given: list[str], code: int, message: str) -> None:
     """Run in this process: loading torch again takes five seconds."""
-    assert main(given[given.index("train") + 1 :]) == code
+    assert main(given[given.index("packcorpus.train") + 1 :]) == code
     output = capsys.readouterr().err
     assert message in output
     assert sum(" error: " in line for line in output.splitlines()) == 1

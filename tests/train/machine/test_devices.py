@@ -267,7 +267,8 @@ def test_a_broken_bitsandbytes_is_detected(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert devices.no_nf4_reason("cuda") == (
-        "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); run: make extras"
+        "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); "
+        "run: pip install 'packcorpus[train]'"
     )
 
 
@@ -306,8 +307,8 @@ def test_facts_of_this_machine() -> None:
     found = devices.version_of("torch")
     assert found in (torch.__version__, torch.__version__.partition("+")[0])  # the wheels of PyPI name no build
     assert devices.version_of("no-such-package") is None
-    assert devices.cpus() >= 1
+    assert devices.cores() >= 1
     assert devices.free_memory() > 0
     assert devices.gpu_count() == len(devices.gpus())
     if not devices.gpu_count():
-        assert devices.resolve(config(device="cpu")) == Device("cpu", "fp32", f"CPU, {devices.cpus()} cores")
+        assert devices.resolve(config(device="cpu")) == Device("cpu", "fp32", f"CPU, {devices.cores()} cores")

@@ -39,7 +39,7 @@ def test_what_happened_is_described_in_a_few_words() -> None:
     assert described(torch.AcceleratorError("")) == "failed (AcceleratorError)"
 
 
-# Stands for `python -m train`: it reports its process id, its files, and whether signals wait.
+# Stands for the training command: it reports its process id, its files, and whether signals wait.
 REPORT = """
 import os, signal
 files = sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1]

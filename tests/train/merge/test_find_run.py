@@ -6,6 +6,7 @@ A run that cannot be merged is refused with its place and the fix.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,14 +56,18 @@ def test_a_run_is_found_as_it_is_named(project: Path, text: str, name: str) -> N
     assert find_run(text.format(root=project), project).folder == project / "data" / "adapters" / name
 
 
-def test_of_two_runs_of_a_name_the_finished_one_is_meant(project: Path) -> None:
+def test_of_two_runs_of_a_name_the_newest_finished_one_is_meant(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = project / "data" / "adapters" / "mine-ffffffffffff"
     other.mkdir()
     (other / "run.json").write_text("{}")
     assert find_run("mine", project).folder.name == NAMES[0]
+    assert capsys.readouterr().err == ""
     shutil.copy(project / "data" / "adapters" / NAMES[0] / "training.json", other)
-    with pytest.raises(UsageError, match=r"mine: there are several runs of this name \(.*mine-ffffffffffff"):
-        find_run("mine", project)
+    os.utime(other, (1 << 40, 1 << 40))
+    assert find_run("mine", project).folder == other
+    assert capsys.readouterr().err == f"{other}: the newest of 2 runs named mine\n"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,7 @@ def test_a_run_in_progress_is_not_merged(project: Path) -> None:
     (folder / "run.json").write_text("{}")
     for step in (40, 200):
         (folder / f"checkpoint-{step}").mkdir()
+        (folder / f"checkpoint-{step}" / "complete.json").write_text("{}")
     with pytest.raises(
         InputMissing,
         match=r"the run is not finished .*checkpoint is of step 200.*rerun the training command to resume it",

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
+from support.servers.remote import hub_stand_in
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -30,6 +31,7 @@ from packcorpus.train.model.base_model import (
     positions,
     read_config,
     small_llama,
+    tokenizer_path,
 )
 
 
@@ -287,13 +289,26 @@ def test_the_tokenizer_of_a_model_on_the_hub(
     right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
     other = folder_with(tmp_path / "other", model=changed_model("piece"))
     for folder in (right, other):
-        monkeypatch.setattr(
-            "huggingface_hub.snapshot_download", lambda name, allow_patterns, folder=folder: str(folder)
-        )
+        monkeypatch.setattr(base_model_module, "fetch_model", lambda model, patterns, folder=folder: folder)
         if folder == right:
             assert "the same in owner/model" in check_tokenizer(manifest, CORPUS, TrainingConfig(), "owner/model")
         else:
             refusal(DataError, check_tokenizer, manifest, CORPUS, TrainingConfig(), "owner/model")
+
+
+def test_a_model_on_the_hub_shares_the_cache_with_the_tokenizer_of_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = Path(kind_path("hf_byte_level"))
+    with hub_stand_in() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.publish("owner/model", {path.name: path.read_bytes() for path in folder.iterdir()})
+        recipe = make_recipe(tmp_path, conversations(5), tokenizer="owner/model")
+        packed_with = recipe.tokenizer_files.main.parent
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert tokenizer_path(TrainingConfig(), "owner/model") == packed_with
+    assert tokenizer_path(TrainingConfig(tokenizer="owner/model"), tmp_path) == packed_with
 
 
 def test_a_tokenizer_that_was_saved_again_is_the_same(tmp_path: Path, manifest: Manifest) -> None:

@@ -64,11 +64,12 @@ Render = Callable[[Sequence[Any], Any, bool], list[Checked]]
 class Checks:
     """Checks for the renderings of one template with some options.
 
-    The private character of control strings is left out of errors.
+    The private character of control strings is left out of errors. With `as_rendered`, reasoning may be left out of
+    trained turns, and `unreasoned` lists them.
     """
 
-    def __init__(self, name: str, encoder: Encoder, forms: ExpectedForms):
-        self._name, self._controls, self.forms = name, encoder.control_pattern, forms
+    def __init__(self, name: str, encoder: Encoder, forms: ExpectedForms, as_rendered: bool = False):
+        self._name, self._controls, self.forms, self._as_rendered = name, encoder.control_pattern, forms, as_rendered
 
     def require_located(
         self, rendering: Rendering, conversation: Conversation, private: str, every: bool = False
@@ -98,11 +99,11 @@ class Checks:
 
         `marks` are the {% generation %} blocks of the whole rendering; None if the template has none.
         """
-        text, ranges, turn, turns, _, flagged = sample
+        text, ranges, turn, turns, _, flagged, *_ = sample
         for k, (start, stop) in zip(turns, ranges, strict=not flagged):
             if turn is None and marks is not None:
                 self._require_marked(text, k, (start, stop), marks, private)
-            self._require_written(conversation.messages[k], k, text[start:stop], private)
+            self.require_written(conversation.messages[k], k, text[start:stop], private)
         ordered: list[Range] = []
         for start, stop in sorted((*map(tuple, ranges), *map(tuple, flagged))):
             ordered.append((max(start, ordered[-1][1]) if ordered else start, stop))
@@ -130,7 +131,7 @@ class Checks:
                 "all that the model writes, or remove the marks",
             )
 
-    def _require_written(self, message: Message, k: int, answer: str, private: str) -> None:
+    def require_written(self, message: Message, k: int, answer: str, private: str) -> None:
         """Check that the template wrote a turn, its reasoning, and its calls.
 
         A text that the template never writes may be in the answer by chance, so finding it is not enough.
@@ -168,14 +169,9 @@ class Checks:
 
     def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
         """Check that a text has the reasoning of a message, if it is ever written."""
-        reasoning = reasoning_of(message)
-        if not reasoning:
-            return
-        # The content may have the same words as the reasoning.
-        content = without_reasoning(message).content.strip()
-        head, found, tail = answer.rpartition(content) if content else (answer, "", "")
-        others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
-        if never or not any(is_written(reasoning, other) for other in others):
+        if never or not has_reasoning(message, answer):
+            if self.forms.written_reasoning and self._as_rendered:
+                return
             if self.forms.written_reasoning:
                 raise Reject(
                     "reasoning_left_out",
@@ -214,7 +210,7 @@ class Checks:
 
         def marked(required: Text) -> str:
             core = required.text.strip()
-            if not core:
+            if not core or (required.is_reasoning and self._as_rendered and required.k in trained):
                 return required.text
             texts.append(required)
             return with_marks(required.text, [(len(core) // 2, f"{mark}{len(texts) - 1}-")])
@@ -316,6 +312,19 @@ class Checks:
             f"{required.place} ({role}) has {text}, but the template {self._name} does not write it; use a template "
             f"that writes such messages{drop}",
         )
+
+
+def has_reasoning(message: Message, answer: str) -> bool:
+    """Return whether a text has all the reasoning of a message."""
+    reasoning = reasoning_of(message)
+    if not reasoning:
+        return True
+    answer = JSON_GAP.sub("\0\\1\0", answer)
+    # The content may have the same words as the reasoning.
+    content = without_reasoning(message).content.strip()
+    head, found, tail = answer.rpartition(content) if content else (answer, "", "")
+    others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
+    return any(is_written(reasoning, other) for other in others)
 
 
 def is_written(value: str, answer: str) -> bool:

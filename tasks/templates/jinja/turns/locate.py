@@ -6,6 +6,7 @@
     together  [prompt 1 ▓answer 1▓ … ▓answer 2▓ … ▓answer 3▓]                 one sample, the whole rendering
     auto      [prompt 1 ▓answer 1▓ … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      the fewest samples
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      one sample per turn
+    as_rendered  like together, but with each answer as it is there, even if it differs from inference
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
@@ -27,8 +28,9 @@ from typing import Any, Literal, NamedTuple
 from packcorpus.tasks.conversations.answers import REASONING_KEYS
 from packcorpus.tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
 from packcorpus.tasks.templates.jinja.turns.marks import Range, contents_of, places_of
+from packcorpus.tasks.templates.jinja.turns.one_rendering import OneRendering
 
-Turns = Literal["auto", "together", "apart"]
+Turns = Literal["auto", "together", "apart", "as_rendered"]
 
 # Each of so few turns is rendered.
 FEW = 3
@@ -43,7 +45,8 @@ class Located(NamedTuple):
     `turns` are the messages that these ranges hold, and `turn` is the message with which the sample ends; it is None if
     the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts with the turn's
     prompt. In this case, the content of the answer did not matter for locating it. `flagged` are the ranges of messages
-    that no model writes and that are trained on because of a flag.
+    that no model writes and that are trained on because of a flag. `unlike` is the number of turns that do not stand
+    after their prompts, and `changed` of those that are not as the model writes them.
     """
 
     text: str
@@ -52,6 +55,8 @@ class Located(NamedTuple):
     turns: Sequence[int]
     plain: bool = True
     flagged: Sequence[Range] = ()
+    unlike: int = 0
+    changed: int = 0
 
     @property
     def answers(self) -> list[tuple[int, Range]]:
@@ -81,6 +86,13 @@ def locate(
     others = [k for k in trained if k not in answers]
     pairs = Answers(render, messages, whole, ends, eos)
     cover = Cover(render, messages, ends, pairs.range_in, every)
+    if turns == "as_rendered":
+        rendering = OneRendering(render, messages, whole, ends, pairs, cover.kinds, every)
+        places = rendering.ranges_of(answers)
+        of_answers = [*places.values()]
+        flagged = flagged_ranges(lambda marked: render(marked, False), messages, whole, others, of_answers, ends)
+        differs = rendering.unlike(answers), rendering.changed + len(answers) - len(places)
+        return [Located(whole, of_answers, None, [*places], pairs.are_plain, flagged, *differs)]
     if turns != "apart" and not last:
         ranges = cover.ranges_of(whole, answers, len(messages), False)
         if ranges is not None:
@@ -174,10 +186,10 @@ class Cover:
             return None
         if len(known) < len(turns):
             texts = places_of(text, self._messages[:count], lambda marked: self._render(marked, prompt), ("assistant",))
-            forms = {self._kinds[k]: _form(text, known[k], texts.get(k), self._ends) for k in known}
+            forms = {self.kinds[k]: _form(text, known[k], texts.get(k), self._ends) for k in known}
             for k in turns:
                 if k not in known:
-                    place = _place_of(text, texts.get(k), forms[self._kinds[k]]) or self._range_in(text, k)
+                    place = _place_of(text, texts.get(k), forms[self.kinds[k]]) or self._range_in(text, k)
                     if place is None:
                         return None
                     known[k] = place
@@ -219,8 +231,8 @@ class Cover:
         Returns None if the text does not hold one of them.
         """
         if not self._every and len(turns) > FEW:
-            first = {self._kinds[k]: k for k in reversed(turns)}
-            last = {self._kinds[k]: k for k in turns}
+            first = {self.kinds[k]: k for k in reversed(turns)}
+            last = {self.kinds[k]: k for k in turns}
             turns = sorted({turns[0], turns[-1], *first.values(), *last.values()})
         ranges = {}
         for k in turns:
@@ -231,7 +243,7 @@ class Cover:
         return ranges
 
     @cached_property
-    def _kinds(self) -> list[object]:
+    def kinds(self) -> list[object]:
         """Return a value for each message that is equal for messages of one kind."""
         parts: list[object] = []
         for message in self._messages:

@@ -62,6 +62,11 @@ def contents_of(message: Any) -> list[str]:
     return [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
 
 
+def reasoning_in(message: Any) -> list[str]:
+    """Return the reasoning of a message, once for each field that has it."""
+    return [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
+
+
 def new_mark(text: str) -> str:
     """Return the start of marks, which a text does not have. A number and `-` follow.
 

@@ -22,10 +22,11 @@ from transformers import PrinterCallback
 
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.steps import shuffled_steps
 from packcorpus.train.evaluation import outcome
 from packcorpus.train.loop import trainer
 from packcorpus.train.loop.callbacks import describe
-from packcorpus.train.loop.feed import Shares, StepRows, empty_row, shuffled_steps
+from packcorpus.train.loop.feed import Shares, StepRows, empty_row
 from packcorpus.train.loop.record import show_result, summary
 from packcorpus.train.loop.trainer import Measured, arguments, packed_trainer
 from packcorpus.train.model.attention import Collator

@@ -188,7 +188,8 @@ def test_a_launcher_of_ours_reports_the_restart(
         return reduced.micro_batch == 2 and len(starts) == 1
 
     monkeypatch.setattr(process, "launch", launched)
-    assert main(["--manifest", str(manifest), "--output", str(tmp_path), "--device", "cpu", "--gpus", "2"]) == 0
+    where = ["--manifest", str(manifest), "--base-model", "toy", "--output", str(tmp_path)]
+    assert main([*where, "--device", "cpu", "--gpus", "2"]) == 0
     assert starts == [2, 2]
     said = "step 2 ran out of memory with 4 rows per pass: continuing from the beginning with 2\n"
     assert capfd.readouterr().err.endswith(said)

@@ -246,7 +246,18 @@ def test_a_run_trains_with_weights(
     monkeypatch.setattr("packcorpus.train.loop.record.picture", lambda *_: b"")  # it takes half of the time
     manifest = pack(tmp_path, "both", validation=0.2)
     given = ["--manifest", str(manifest), "--output", str(tmp_path / "run"), "--root", str(tmp_path)]
-    steps = ["--micro-batch", "1", "--tokens-per-step", str(2 * LENGTH), "--max-steps", "2", "--eval-every", "2"]
+    steps = [
+        "--base-model",
+        "toy",
+        "--micro-batch",
+        "1",
+        "--tokens-per-step",
+        str(2 * LENGTH),
+        "--max-steps",
+        "2",
+        "--eval-every",
+        "2",
+    ]
     assert main([*given, *steps, "--device", "cpu", "--load", "mmap", "--fused-loss", "true"]) == 0
     shown = capsys.readouterr().err
     assert "loss_weight: both; the loss of a step is the weighted mean of its trained tokens" in shown
