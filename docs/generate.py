@@ -173,19 +173,17 @@ def number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_table(properties: dict[str, Any], required: list[str]) -> list[str]:
-    lines = ["| key | type | default | description |", "|---|---|---|---|"]
+def settings_list(properties: dict[str, Any], required: list[str]) -> list[str]:
+    lines = []
     for key, schema in properties.items():
         default = schema.get("default")
         if key in required:
-            shown = "required"
-        elif default is None and "default" in schema:
-            shown = "–"
-        elif "default" not in schema:
-            shown = "empty"
+            shown = ", required"
+        elif default is None or default in ([], {}):  # also if there is none
+            shown = ""
         else:
-            shown = code(default) if default not in ([], {}) else "empty"
-        lines.append(f"| `{key}` | {type_of(schema)} | {shown} | {prose(schema.get('description', ''))} |")
+            shown = f", default {code(default)}"
+        lines.append(f"- **`{key}`** ({type_of(schema)}{shown}): {prose(schema.get('description', ''))}")
     return lines
 
 
@@ -205,7 +203,7 @@ def config_page() -> str:
             "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
             "Settings that few need are in the object `advanced`.",
             "",
-            *settings_table(schema["properties"], schema.get("required", [])),
+            *settings_list(schema["properties"], schema.get("required", [])),
             "",
             "`licence` is accepted as an alias of `license`.",
             "",
@@ -213,7 +211,7 @@ def config_page() -> str:
             "",
             "`sources` is one path, a list of paths, or a list of entries with these keys:",
             "",
-            *settings_table(source["properties"], source.get("required", [])),
+            *settings_list(source["properties"], source.get("required", [])),
             "",
             "A file that matches several entries is read once. The guide",
             "[Mixtures and epochs](../guides/mixtures-and-weights.md) explains `weight`, `limit` and `weighting`.",
@@ -222,11 +220,11 @@ def config_page() -> str:
             "",
             "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
             "",
-            *settings_table(schema["properties"]["advanced"]["properties"], []),
+            *settings_list(schema["properties"]["advanced"]["properties"], []),
             "",
             "### Keys of `balance`",
             "",
-            *settings_table(balance["properties"], balance.get("required", [])),
+            *settings_list(balance["properties"], balance.get("required", [])),
             "",
             "The guide [Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains them.",
             "",
@@ -235,7 +233,7 @@ def config_page() -> str:
             "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
             "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
-            *settings_table(training["properties"], training.get("required", [])),
+            *settings_list(training["properties"], training.get("required", [])),
             "",
         ]
     )
