@@ -71,10 +71,11 @@ def pack(
     """Pack a corpus, and return it.
 
     `config` is the path of a config. Instead, its settings can be passed as keywords: `sources`, `tokenizer`,
-    `template`, `sequence_length`, and all other [settings](config.md#corpus), with `advanced` as a dict. Paths in them
-    are relative to the working directory. `root` is the folder, or the URL in a bucket, that gets `data/` and
-    `manifests/`. `workers`, `on`, and `check_sources` are the options of `packcorpus pack`. Progress and notes are
-    printed to standard error unless `progress` is False.
+    `template`, `sequence_length`, and all other [settings](config.md#corpus), with `advanced` as a dict. Settings that
+    are left out have the defaults of a config, such as `template: chatml`. Paths are relative to the working directory.
+    `root` is the folder, or the URL in a bucket, that gets `data/` and `manifests/`. `workers`, `on`, and
+    `check_sources` are the options of `packcorpus pack`. Progress and notes are printed to standard error unless
+    `progress` is False.
 
     The work runs in a process of its own. If the corpus exists, nothing is done. Ctrl-C stops the run; the same call
     resumes it. Raises UsageError for a wrong setting, InputMissing for a missing file, DataError for data that cannot

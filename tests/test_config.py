@@ -520,7 +520,7 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
         ("min_turns: 3\nmax_turns: 2", "min_turns (3) is greater than max_turns (2)"),
         ("epochs: 0", "epochs: must be greater than or equal to 1, found 0"),
         ("epochs: 2\npacking: false", "epochs: more than 1 requires packing: true"),
-        ("weighting: token-share", "weighting: must be 'repeat', 'subsample' or 'token_share', found"),
+        ("weighting: token-share", "weighting: must be 'repeat', 'subsample', 'proportions' or 'token_share', found"),
         (
             "weighting: subsample",
             "sources[0].weight: 1.5 is above 1, but 1 already keeps all of x.jsonl; to pack",

@@ -125,6 +125,7 @@ class Draft:
     left_out: list[str] = field(default_factory=list)  # files with an unknown extension
     skipped: list[str] = field(default_factory=list)  # folders with outputs of packcorpus
     models: list[str] = field(default_factory=list)  # folders and files of models
+    outputs: set[Path] = field(default_factory=set)  # folders with outputs of packcorpus in the paths
     seen: set[Path] = field(default_factory=set)  # files
     values: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # the findings behind values, for comments
@@ -643,7 +644,7 @@ def _known(path: Path, draft: Draft) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    outputs = Layout(Path()).outputs()
+    outputs = draft.outputs = draft.outputs | _outputs(path, draft)
     children: list[Path] = []
     mixed = any(output.is_dir() and path.resolve() in output.parents for output in outputs) or _has_model(path)
     if mixed:
@@ -673,6 +674,12 @@ def _known(path: Path, draft: Draft) -> Iterator[Path]:
             draft.models.append(f"{child}/")
         elif child.is_dir() and _names(child):
             yield from _known(child, draft)
+
+
+def _outputs(path: Path, draft: Draft) -> set[Path]:
+    """Return the folders with outputs of packcorpus, also of other roots below a path."""
+    below = [found.parent for found in path.rglob("manifests") if (found.parent / "data" / "corpora").is_dir()]
+    return {folder for root in (Path(), draft.layout.root, *below) for folder in Layout(root).outputs()}
 
 
 def _has_model(folder: Path) -> bool:

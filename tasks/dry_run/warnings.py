@@ -152,7 +152,7 @@ def _markers_in_content(chosen: Selection, encoder: Encoder) -> list[str]:
 
 
 def step_warnings(found: Prediction, shown: Sequence[Steps]) -> Iterator[str]:
-    """Yield warnings about the optimizer steps of an epoch, one for all numbers of rows.
+    """Yield warnings about the optimizer steps of an epoch, one of each kind.
 
     `shown` are the steps at each number of rows per step.
     """

@@ -118,7 +118,7 @@ def _training_sizes(orders: dict[int, np.ndarray], accepted: Accepted, config: C
 
 
 def _proportions(sizes: dict[int, int], config: Config) -> dict[int, int]:
-    """Count how often conversations are packed so that their numbers match the weights.
+    """Count the copies of conversations so that their numbers match the weights.
 
     `sizes` are the conversations of each entry. None is left out: the entry that is largest for its weight is packed
     once. Raises UsageError if a conversation would be packed more than MOST_COPIES times.

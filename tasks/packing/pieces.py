@@ -369,7 +369,7 @@ class _Stretch(NamedTuple):
 
 
 def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list[Cut]:
-    """Cut the tokens of a conversation between its turns, into pieces of at most `length` places.
+    """Cut a conversation between its turns, into pieces of at most `length` places.
 
     `values` are int32, ~id if untrained. A piece begins with a message of the user. If all up to the next one is longer
     than a row, it begins after a trained turn, and if one turn is longer than a row, within it. Later pieces repeat the
@@ -431,8 +431,9 @@ def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list
 
 
 def _stretches(values: np.ndarray, starts: list[int], length: int, room: int, marks: TurnMarks) -> list[_Stretch]:
-    """Divide a conversation into stretches that each fit in a row; `room` is that of a later piece.
+    """Divide a conversation into stretches that each fit in a row.
 
+    `room` is the number of tokens that fit in a later piece, without the repeated ones.
     A stretch is all from one message of the user to the next; if that is too long, it is a turn with its prompt; and if
     that is too long, too, it is as much of the turn as fits.
     """
@@ -454,8 +455,9 @@ def _stretches(values: np.ndarray, starts: list[int], length: int, room: int, ma
 
 
 def _within_turn(is_trained: np.ndarray, first: int, end: int, here: int, room: int) -> Iterator[_Stretch]:
-    """Yield the stretches of a turn: one if it fits in `here`, else as much as fits in `room`.
+    """Yield the stretches of a turn.
 
+    It is one if it fits in `here`. Otherwise, each is as much as fits in `room`.
     An answer that fits stays whole, with as much of its prompt as fits before it.
     """
     if end - first <= here:

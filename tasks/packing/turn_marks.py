@@ -1,4 +1,4 @@
-"""Find out how a template begins a message of the user, and where one begins in the tokens of a conversation.
+"""Find where messages of the user begin in the tokens of a conversation.
 
     template ─renders a probe─▶  … <|im_end|> \\n  <|im_start|> user \\n question  ─▶ TurnMarks((<|im_start|>, user))
     tokens   <|im_start|> system … <|im_start|> user … <|im_start|> user …         ─▶ starts of the user's messages
@@ -63,7 +63,7 @@ class TurnMarks:
 
 
 def _followed(values: np.ndarray, places: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray:
-    """Return the places at which these tokens are; the first of them is known to be there."""
+    """Return the places with these tokens; the first of them is known to be there."""
     places = places[places + len(tokens) <= len(values)]
     for offset, token in enumerate(tokens[1:], 1):
         there = values[places + offset]
@@ -82,7 +82,7 @@ def marks_of(template: Template, encoder: Encoder, trains_all: bool) -> TurnMark
 
 
 def _begin(template: Template, encoder: Encoder, messages: list[Message]) -> tuple[int, ...]:
-    """Return the tokens between the answer of a probe and the text of its last message.
+    """Return the tokens between the answer and the last message of a probe.
 
     They begin with a control token. The result is empty if there is none, or if the template cannot write the probe.
     """

@@ -124,9 +124,9 @@ def test_an_option_of_another_tool_names_the_place(tmp_path: Path) -> None:
     assert (
         done.stderr == "E101 error: --max-length: no such option; use --sequence-length; see packcorpus pack --help\n"
     )
-    with pytest.raises(UsageError, match="unrecognized arguments: --lr 1e-4; use --learning-rate; see "):
+    with pytest.raises(UsageError, match=r"unrecognized arguments: --lr.*; use --learning-rate; see "):
         settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--lr", "1e-4"])
-    with pytest.raises(UsageError, match="--cutoff-len=512; the config of a corpus has it, as sequence_length; see "):
+    with pytest.raises(UsageError, match=r"--cutoff-len.*; the config of a corpus has it, as sequence_length; see "):
         settings_parser("packcorpus train", "").parse_args(["--manifest", "a", "--cutoff-len=512"])
 
 

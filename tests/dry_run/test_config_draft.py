@@ -116,11 +116,13 @@ def test_skipped_folders_are_reported(here: Path) -> None:
     write(here / "data" / "mine" / "a.jsonl", ALPACA)
     for written in ("data/tokens/x.jsonl", "data/corpora/c-0/rejects.jsonl", "manifests/c-0.json"):
         write(here / written, [{"text": "ours"}])
+        write(here / "other_root" / written, [{"text": "ours"}])
     write(here / ".venv" / "x.jsonl", ALPACA)
     found, config, _ = draft(here, ".")
     assert [source.path for source in config.sources] == ["chats.jsonl", "data/mine/a.jsonl"]
     summary = "\n".join(found.summary())
-    assert "skipped, written by packcorpus: data/corpora/, data/tokens/, manifests/" in summary
+    skipped = "data/corpora/, data/tokens/, manifests/, other_root/data/corpora/, other_root/data/tokens/ and 1 more"
+    assert f"skipped, written by packcorpus: {skipped}" in summary
     assert found.found.files == 2
     resolve(here / "corpus.yaml", here)
 

@@ -299,7 +299,7 @@ def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
     many = predicted(write_project(tmp_path, conversations(300), sequence_length=64), batches=[16, 8])
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
     [warning, _] = warnings_of(many)
-    assert re.search(r"An epoch has \d+ steps at 16 rows, \d+ steps at 8 rows per step", warning), "it is said once"
+    assert re.search(r"An epoch has \d+ steps at 16 rows, \d+ steps at 8 rows per step", warning), "one line for all"
     assert re.search(r"Use \d epochs at 8 rows\.$", warning), "a step of two rows has too few trained tokens"
 
 

@@ -42,7 +42,12 @@ CORPORA: dict[str, dict[str, Any]] = {
     "split": {"overlong": "split", "sequence_length": 32},
     "turns": {"overlong": "turns", "sequence_length": 48},
     # EOS ends every turn and is also the padding. A BOS begins each conversation.
-    "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
+    "eos pads": {
+        "tokenizer": str(kind_path("hf_metaspace")),
+        "template": "mistral",
+        "sequence_length": 96,
+        "overlong": "truncate",
+    },
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
     "gaps in lists": {"align": 16, "padding": "none", "overlong": "split", "sequence_length": 96, "epochs": 2},

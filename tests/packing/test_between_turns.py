@@ -1,4 +1,4 @@
-"""`overlong: split` cuts a conversation between its turns, and loses no trained token that it can keep."""
+"""`overlong: split` cuts between turns, and keeps every trained token that fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARKS = TurnMarks(ENCODER, (START, USER), (START, USER, RESULT))
 
 
 class Turn(NamedTuple):
-    """A message of the user or a result, and the answer to it; how many tokens each has, without marks."""
+    """The tokens of a message of the user, or of a result, and of its answer."""
 
     is_result: bool
     prompt: int
@@ -178,8 +178,10 @@ def test_results_of_tools_do_not_begin_a_piece(tmp_path: Path) -> None:
     assert "=result=" in recipe.encoder.decode(marks.result)
 
 
-def test_a_corpus_of_split_conversations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_a_corpus_of_split_conversations(tmp_path: Path, train_on: str) -> None:
     given_: dict[str, Any] = {"sequence_length": 128, "loss_weight": "both", "epochs": 2, "validation": 0.3}
+    given_ |= {"train_on": train_on}
     path = pack_corpus(make_recipe(tmp_path, RECORDS, **given_))
     verify(path)
     manifest = load_manifest(path)

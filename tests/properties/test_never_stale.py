@@ -66,6 +66,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "template_options": ({"enable_thinking": False}, {}),
     "default_system": ("Be brief.", {}),
     "overlong": ("drop", {}),
+    "split_at": ("tokens", {}),
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),
     "weighting": ("token_share", {}),

@@ -73,8 +73,9 @@ def write_data(folder: Path) -> Path:
 def write_modules(folder: Path, text: str) -> None:
     """Write train.py, tasks.py, and the package pipeline with the module steps."""
     (folder / "pipeline").mkdir()
-    for name in ("train.py", "tasks.py", "pipeline/__init__.py", "pipeline/steps.py"):
-        (folder / name).write_text(text)
+    package = folder / "pipeline"
+    for file in (folder / "train.py", folder / "tasks.py", package / "__init__.py", package / "steps.py"):
+        file.write_text(text)
 
 
 def ok(done: Done) -> str:

@@ -103,7 +103,7 @@ def once(make: Callable[..., Made]) -> Callable[..., Made]:
 
 # -- from numbers ----------------------------------------------------------------------------------------------------
 
-# No template tells where turns begin.
+# Without a template, it is unknown where turns begin.
 TRUNCATED = {"overlong": "truncate", "split_at": "tokens"}
 
 Tokens = tuple[list[int], bool]  # IDs, as ~ID if untrained; whether the last ID is an EOS that was added

@@ -45,7 +45,7 @@ def pack(folder: Path, records: Sequence[Any], **config: Any) -> Corpus:
 
 def pack_both(folder: Path, records: Sequence[Any], **config: Any) -> tuple[Corpus, Corpus]:
     """Pack the same conversations in format 2.0 and in format 3.0."""
-    common = {"max_rejects": 1.0, **config}
+    common = {"max_rejects": 1.0, "overlong": "truncate", **config}
     return tuple(pack(folder, records, packing=packing, **common) for packing in (False, True))  # type: ignore[return-value]
 
 

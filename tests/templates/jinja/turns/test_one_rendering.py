@@ -187,3 +187,28 @@ def test_reasoning_that_no_turn_has_is_rejected_as_ever() -> None:
             conversation, trained_turns(conversation, "assistant")
         )
     assert caught.value.reason == "reasoning_not_written"
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "rounds", "all"])
+def test_one_sample_with_any_trained_turns(tmp_path: Path, train_on: str) -> None:
+    (tmp_path / "t.jinja").write_text(STRIPPED)
+    settings = {"template": "t.jinja", "tokenizer": str(kind_path(KIND)), "turns": "as_rendered", "train_on": train_on}
+    path = pack_corpus(make_recipe(tmp_path, [RECORD], sequence_length=128, **settings))
+    verify(path)
+    ledger = load_manifest(path).ledger
+    assert ledger.samples is None
+    assert ledger.as_rendered is not None
+    assert ledger.as_rendered.without_reasoning == (train_on in ("assistant", "all"))
+
+
+def test_the_built_in_mistral_writes_one_sample(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": f"{role} text"} for role in ("system", "user", "assistant", "user", "assistant")]
+    ledgers = {}
+    for value in ("auto", "as_rendered"):
+        recipe = make_recipe(tmp_path / value, [{"messages": turns}], template="mistral", turns=value)
+        ledgers[value] = load_manifest(pack_corpus(recipe)).ledger
+    assert ledgers["auto"].samples is not None
+    assert ledgers["as_rendered"].samples is None
+    assert ledgers["as_rendered"].as_rendered is not None
+    assert ledgers["as_rendered"].as_rendered.other_prompts == 1, "the system message is in the last request"
+    assert ledgers["as_rendered"].as_rendered.other_answers == 0
