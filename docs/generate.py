@@ -184,7 +184,12 @@ def settings_list(properties: dict[str, Any], required: list[str]) -> list[str]:
         else:
             shown = f", default {code(default)}"
         lines.append(f"- **`{key}`** ({type_of(schema)}{shown}): {prose(schema.get('description', ''))}")
-    return lines
+    return outside_tables(lines)
+
+
+def outside_tables(lines: list[str]) -> list[str]:
+    """Return lines without the backslashes that pipes need in a table."""
+    return [line.replace("\\|", "|") for line in lines]
 
 
 def config_page() -> str:
@@ -357,14 +362,13 @@ def formats_page() -> str:
         "The format of a source is detected from the keys of its first records, or set with `format`. A key whose",
         "value is null counts as absent.",
         "",
-        "| format | keys | example |",
-        "|---|---|---|",
     ]
-    lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
+    formats = [f"- **`{name}`**: {keys}, such as {code(example)}" for name, keys, example in conversation_formats()]
+    lines += outside_tables(formats)
     lines += [
         "",
         "If your keys have different names, map them with `columns` (our name → your name), for example",
-        "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
+        "`columns: {instruction: ticket, output: resolution}`. The names that can be mapped are",
         ", ".join(f"`{name}`" for name in column_names()) + ".",
         "Within a message, `role`, `content`, `reasoning`, `train`, and `loss_weight` can be mapped as well, and in a",
         "record `reasoning` and `loss_weight`.",
@@ -413,24 +417,20 @@ def formats_page() -> str:
         "",
         "## Built-in templates",
         "",
-        "| template | rules that it follows | tools |",
-        "|---|---|---|",
-        *(f"| `{name}` | {FOLLOWED[name][0]} | {FOLLOWED[name][1]} |" for name in template_markers()),
+        *outside_tables(
+            [
+                f"- **`{name}`**: rules: {FOLLOWED[name][0]}; tools: {FOLLOWED[name][1]}; control tokens: "
+                + (", ".join(code(marker) for marker in markers) or "none")
+                for name, markers in template_markers().items()
+            ]
+        ),
         "",
         "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
         "[Jinja template](../guides/jinja-templates.md).",
         "",
-        "Control tokens that they write:",
-        "",
-        "| template | control tokens |",
-        "|---|---|",
-    ]
-    for name, markers in template_markers().items():
-        lines.append(f"| `{name}` | {', '.join(code(marker) for marker in markers)} |")
-    lines += [
-        "",
-        "A control token that the tokenizer lacks is written as text and reported. If the tokenizer does not mark a",
-        "token such as `<tool_call>` as special, messages can write it, too. EOS and BOS come from the tokenizer.",
+        "A [control token that the tokenizer lacks](../guides/jinja-templates.md#variables-of-the-template) is an",
+        "error. If the tokenizer does not mark a token such as `<tool_call>` as special, messages can write it, too.",
+        "EOS and BOS come from the tokenizer.",
         "",
         "Details of the built-in templates:",
         "",
