@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def training_model() -> type:
     from packcorpus.train.config import TrainingConfig
 
     return TrainingConfig
+
+
+def basic_settings() -> tuple[str, ...]:
+    from packcorpus.train.config import BASIC
+
+    return BASIC
 
 
 def command_line() -> Any:
@@ -187,6 +194,11 @@ def settings_list(properties: dict[str, Any], required: list[str]) -> list[str]:
     return outside_tables(lines)
 
 
+def folded(lines: list[str]) -> list[str]:
+    """Return lines in a block that the site opens on a click."""
+    return ['??? note "Expert settings"', *(f"    {line}" for line in lines)]
+
+
 def outside_tables(lines: list[str]) -> list[str]:
     """Return lines without the backslashes that pipes need in a table."""
     return [line.replace("\\|", "|") for line in lines]
@@ -225,7 +237,7 @@ def config_page() -> str:
             "",
             "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
             "",
-            *settings_list(schema["properties"]["advanced"]["properties"], []),
+            *folded(settings_list(schema["properties"]["advanced"]["properties"], [])),
             "",
             "### Keys of `balance`",
             "",
@@ -238,7 +250,9 @@ def config_page() -> str:
             "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
             "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
-            *settings_list(training["properties"], training.get("required", [])),
+            *settings_list({name: training["properties"][name] for name in basic_settings()}, []),
+            "",
+            *folded(settings_list({k: v for k, v in training["properties"].items() if k not in basic_settings()}, [])),
             "",
         ]
     )
@@ -333,7 +347,11 @@ def cli_page() -> str:
         "",
     ]
     for name, about, text in (
-        ("train", "See [Train](../guides/train.md).", train_help()),
+        (
+            "train",
+            "All [settings of a training](config.md#training) are options, too. See [Train](../guides/train.md).",
+            train_help().partition("\nbasic settings (")[0].strip(),
+        ),
         (
             "train diagnose",
             "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
@@ -526,12 +544,14 @@ def errors_page() -> str:
         "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
     ]
     for digit, title in GROUPS.items():
-        lines += ["", f"## {title}", "", "Code, reason, exit code, meaning, and fix:", ""]
-        lines += [
-            f"- **{code.code}** `{code.reason}`, {code.exit}: {code.meaning}" + f" *{code.fix}*" * bool(code.fix)
-            for code in CODES.values()
-            if code.code[1] == digit
-        ]
+        codes = [code for code in CODES.values() if code.code[1] == digit]
+        usual, _ = Counter(code.exit for code in codes).most_common(1)[0]
+        lines += ["", f"## {title}", "", f"The exit code is {usual} unless another one is given.", ""]
+        for code in codes:
+            exit_code = f" (exit code {code.exit})" * (code.exit != usual)
+            lines.append(
+                f"- **{code.code}** `{code.reason}`{exit_code}: {code.meaning}" + f" *{code.fix}*" * bool(code.fix)
+            )
     return "\n".join(lines) + "\n"
 
 
