@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def training_model() -> type:
     from packcorpus.train.config import TrainingConfig
 
     return TrainingConfig
+
+
+def basic_names() -> tuple[str, ...]:
+    """Return the settings of a training that most users need."""
+    from packcorpus.train.config import BASIC
+
+    return BASIC
 
 
 def command_line() -> Any:
@@ -171,26 +179,29 @@ def number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_table(properties: dict[str, Any], required: list[str]) -> list[str]:
-    lines = ["| key | type | default | description |", "|---|---|---|---|"]
+def settings_table(properties: dict[str, Any], required: Sequence[str] = ()) -> list[str]:
+    lines = ["| key | values | description |", "|---|---|---|"]
     for key, schema in properties.items():
         default = schema.get("default")
-        if key in required:
-            shown = "required"
-        elif default is None and "default" in schema:
-            shown = "–"
-        elif "default" not in schema:
-            shown = "empty"
+        unset = default in (None, "", [], {})
+        values = type_of(schema)
+        if isinstance(default, str) and code(default) in values.split(", "):
+            values = ", ".join(f"**{one}**" if one == code(default) else one for one in values.split(", "))
         else:
-            shown = code(default) if default not in ([], {}) else "empty"
-        lines.append(f"| `{key}` | {type_of(schema)} | {shown} | {prose(schema.get('description', ''))} |")
+            values += " (required)" if key in required else "" if unset else f" ({code(default)})"
+        lines.append(f"| `{key}` | {values} | {prose(schema.get('description', ''))} |")
     return lines
+
+
+def folded(title: str, lines: list[str]) -> list[str]:
+    """Return lines as a block that opens with a click."""
+    return [f'??? note "{title}"', "", *(f"    {line}" for line in lines), ""]
 
 
 def config_page() -> str:
     schema = config_model().model_json_schema()
     source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
-    training = training_model().model_json_schema()
+    basic, training = basic_names(), training_model().model_json_schema()["properties"]
     return "\n".join(
         [
             NOTE,
@@ -199,135 +210,175 @@ def config_page() -> str:
             "## Corpus",
             "",
             "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is",
-            "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init` writes",
-            "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
-            "Settings that few need are in the object `advanced`.",
+            "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init --full`",
+            "writes a config with all keys. Editors can use the [JSON Schema](config.schema.json). Defaults are bold,",
+            "or in parentheses.",
             "",
             *settings_table(schema["properties"], schema.get("required", [])),
             "",
-            "`licence` is accepted as an alias of `license`.",
-            "",
             "### Entries of `sources`",
             "",
-            "`sources` is one path, a list of paths, or a list of entries with these keys:",
+            "`sources` is one path, a list of paths, or a list of entries with these keys. A file that matches several",
+            "entries is read once.",
             "",
             *settings_table(source["properties"], source.get("required", [])),
-            "",
-            "A file that matches several entries is read once. The guide",
-            "[Mixtures and epochs](../guides/mixtures-and-weights.md) explains `weight`, `limit` and `weighting`.",
             "",
             "### Keys of `advanced`",
             "",
             "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
             "",
-            *settings_table(schema["properties"]["advanced"]["properties"], []),
-            "",
-            "### Keys of `balance`",
+            *folded("Expert settings", settings_table(schema["properties"]["advanced"]["properties"])),
+            "[Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains the keys of `balance`:",
             "",
             *settings_table(balance["properties"], balance.get("required", [])),
-            "",
-            "The guide [Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains them.",
             "",
             "## Training",
             "",
             "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
             "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
-            *settings_table(training["properties"], training.get("required", [])),
+            *settings_table({name: training[name] for name in basic}, ["base_model"]),
             "",
+            *folded(
+                "Expert settings",
+                settings_table({name: value for name, value in training.items() if name not in basic}),
+            ),
         ]
     )
 
 
-def packcorpus_help() -> list[tuple[str, str]]:
-    """Return the help of `packcorpus` and of each of its commands as plain text."""
-    import click
+class Seen:
+    """The arguments and options that the page has shown.
+
+    A command names the ones that an earlier command has, with the same description, in one line.
+    """
+
+    def __init__(self) -> None:
+        self.entries: set[tuple[str, str]] = set()
+
+    def blocks(self, about: str, groups: dict[str, list[tuple[str, str]]]) -> list[str]:
+        """Return the text of a command: its description, and its arguments and options that are new."""
+        import click
+
+        again = []
+        formatter = click.HelpFormatter(width=WIDTH)
+        for number, paragraph in enumerate(re.split(r"\n\s*\n", about.strip())):
+            if number:
+                formatter.write_paragraph()
+            formatter.write_text(" ".join(paragraph.split()))
+        for title, entries in groups.items():
+            new = [entry for entry in entries if entry not in self.entries]
+            again += [name.partition(" ")[0] for name, text in entries if (name, text) in self.entries]
+            self.entries |= set(entries)
+            if new:
+                with formatter.section(title):
+                    formatter.write_dl(new)
+        if again:
+            formatter.write_paragraph()
+            formatter.write_text(f"As above: {', '.join(again)}.")
+        return ["```text", formatter.getvalue().strip("\n"), "```", ""]
+
+
+def packcorpus_help(seen: Seen) -> list[str]:
+    """Return the help of `packcorpus` and of each of its commands."""
     from typer.main import get_command
 
     root = get_command(command_line())
-
-    def text(command: Any, name: str, parent: Any = None) -> str:
-        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-        context.terminal_width = context.max_content_width = WIDTH
-        context.color = False
-        return click.unstyle(command.get_help(context)).rstrip()
-
     context = root.make_context("packcorpus", [], resilient_parsing=True)
-    found = [("packcorpus", text(root, "packcorpus"))]
-    for name in root.list_commands(context):
-        found.append((f"packcorpus {name}", text(root.get_command(context, name), name, context)))
-    return found
+    commands = [("packcorpus", root)]
+    commands += [(f"packcorpus {name}", root.get_command(context, name)) for name in root.list_commands(context)]
+    lines = []
+    for title, command in commands:
+        if title in ("packcorpus train", "packcorpus certify"):  # they read their own options
+            continue
+        own = command.make_context(title, [], resilient_parsing=True)
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in command.get_params(own):
+            record = parameter.get_help_record(own)
+            if record and parameter.name != "help":
+                name = re.sub(r" <.*>", "", record[0])
+                groups["Arguments" if parameter.param_type_name == "argument" else "Options"].append((name, record[1]))
+        words = " ".join(command.collect_usage_pieces(own)).replace("[OPTIONS]", "[OPTION…]").replace(" [ARGS]...", "")
+        usage = f"{title} {re.sub(r'[{}]', '', words)}".replace("…...", "…").replace("]...", "…]")
+        lines += [f"## {title}", "", *seen.blocks(f"{usage}\n\n{inspect.cleandoc(command.help or '')}", groups)]
+    return lines
 
 
-def luigi_options(task: str) -> str:
+def luigi_entries(task: str) -> list[tuple[str, str]]:
     """Return the options of a Luigi task that this project defines.
 
     Leaves out their long duplicates and Luigi's own options.
     """
     from packcorpus import pipeline
 
-    lines = []
+    entries = []
     for name, parameter in getattr(pipeline, task).get_params():
         value = "" if getattr(parameter, "parsing", "") == "implicit" else " TEXT"  # the value of a flag is implicit
-        option = f"--{name.replace('_', '-')}{value}"
-        lines.append(f"  {option:<26}{parameter.description or ''}")
-    lines += [
-        f"  {'--workers N':<26}Worker processes. [default: 2]",
-        f"  {'--quiet':<26}Print errors only.",
-        f"  {'--json':<26}Print progress and errors as JSON lines.",
+        entries.append((f"--{name.replace('_', '-')}{value}", parameter.description or ""))
+    return [
+        *entries,
+        ("--workers N", "Worker processes. [default: 2]"),
+        ("--quiet", "Print errors only."),
+        ("--json", "Print progress and errors as JSON lines."),
     ]
-    return "\n".join(lines)
 
 
-def train_help(*command: str) -> str:
-    """Return the help of `packcorpus train` or of one of its commands.
+def train_help(seen: Seen, *command: str) -> list[str]:
+    """Return the help of `packcorpus train` or of one of its commands, without the settings of a training.
 
     The help imports no training library.
     """
-    environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
+    environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
     words = [sys.executable, "-m", "packcorpus.train", *command, "--help"]
     done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=True)
-    return done.stdout.rstrip()
+    usage, about, *blocks = done.stdout.removeprefix("usage: ").strip().split("\n\n")
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for block in blocks:
+        title, *entries = block.replace("\n" + " " * 20, "  ").splitlines()
+        if title in ("positional arguments:", "options:"):
+            title = "Options" if title == "options:" else "Arguments"
+            pairs = [re.split(r"  +", entry.strip(), maxsplit=1) for entry in entries]
+            groups[title] = [(name, text) for name, text in pairs if name != "-h, --help"]
+        elif not entries and not command and title[0].isupper():
+            about += f"\n\n{title}"
+    return seen.blocks(f"{usage}\n\n{about}", groups)
 
 
 def cli_page() -> str:
     os.environ |= {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERMINAL_WIDTH": str(WIDTH)}
+    seen = Seen()
     lines = [
         NOTE,
         "# Command line",
         "",
-        "Every command exits with 0 on success and with a [documented code](errors.md) otherwise. `--json` and",
-        "`PACKCORPUS_JSON=1` make output machine-readable; see [environment variables](environment-variables.md).",
+        "Every command exits with 0 on success and with a [documented code](errors.md) otherwise. An option that",
+        "several commands have is described once, at the first of them; `--help` of a command describes all.",
         "",
+        *packcorpus_help(seen),
     ]
-    for name, text in packcorpus_help():
-        if name in ("packcorpus train", "packcorpus certify"):  # they read their own options
-            continue
-        lines += [f"## {name}", "", "```text", text, "```", ""]
+    for name, about in (
+        ("train", "All [settings](config.md#training) are options, too. See [Train](../guides/train.md)."),
+        (
+            "train diagnose",
+            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
+        ),
+        (
+            "train doctor",
+            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
+        ),
+        ("train merge", "See [Merge](../guides/merge.md)."),
+        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md)."),
+        ("certify", "See [Certify](../guides/certify.md)."),
+    ):
+        command = () if name == "train" else (name.removeprefix("train "),)
+        lines += [f"## packcorpus {name}", "", about, "", *train_help(seen, *command)]
+    lines += ["## luigi --module pipeline", "", "`luigi --help-all` lists the options of Luigi itself.", ""]
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
         ("TrainAdapter", "Pack the corpus if necessary, then train an adapter in a separate process."),
         ("DiagnoseTraining", "Pack the corpus if necessary, then find out by trial which settings train faster."),
     ):
-        lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
-    lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
-    for name, about, text in (
-        ("train", "See [Train](../guides/train.md).", train_help()),
-        (
-            "train diagnose",
-            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
-            train_help("diagnose").partition("\nbasic settings (")[0].strip(),
-        ),
-        (
-            "train doctor",
-            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
-            train_help("doctor"),
-        ),
-        ("train merge", "See [Merge](../guides/merge.md).", train_help("merge")),
-        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md).", train_help("chat")),
-        ("certify", "See [Certify](../guides/certify.md).", train_help("certify")),
-    ):
-        lines += [f"## packcorpus {name}", "", about, "", "```text", text, "```", ""]
+        lines += seen.blocks(f"luigi --module pipeline {task}\n\n{about}", {"Options": luigi_entries(task)})
     return "\n".join(lines)
 
 
@@ -487,13 +538,13 @@ NOTES = """\
 
 
 def errors_page() -> str:
-    from packcorpus.tasks.core.error_codes import CODES, EXITS, GROUPS
+    from packcorpus.tasks.core.error_codes import CODES, DATA, EXITS, GROUPS
 
     lines = [
         "# Errors",
         "",
-        "Every error has a code that does not change between versions. `make schemas` generates this page from",
-        "`tasks/core/error_codes.py`.",
+        "Every error has a code that does not change between versions. The message names the place, the value, and,",
+        "where it helps, cause and fix. `make schemas` generates this page from `tasks/core/error_codes.py`.",
         "",
         "| exit code | meaning |",
         "|---|---|",
@@ -504,24 +555,19 @@ def errors_page() -> str:
         "early if the first hundred conversations all have the same one of E238, E243, E417, and E418, because then it",
         "is the template. Other errors end the command.",
         "",
-        "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
-        "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
-        "environment has the same effect, and makes every command print each error as one line of JSON",
-        "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
+        "[`PACKCORPUS_JSON=1`](environment-variables.md) prints each error as one line of JSON on standard error, and",
+        "`PACKCORPUS_DEBUG=1` adds the traceback.",
+        "",
+        "Each entry below has the code, the reason, the meaning, and in parentheses the fix. The exit code is 65,",
+        "unless another one is given.",
     ]
     for digit, title in GROUPS.items():
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| code | reason | exit | meaning | fix |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.fix} |"
-            for code in CODES.values()
-            if code.code[1] == digit
-        ]
+        lines += ["", f"## {title}", ""]
+        for code in CODES.values():
+            if code.code[1] == digit:
+                exit_code = "" if code.exit == DATA else f", exit&nbsp;{code.exit}"
+                fix = f" ({code.fix})" if code.fix else ""
+                lines.append(f"- {code.code} `{code.reason}`{exit_code}: {code.meaning.removesuffix('.')}{fix}.")
     return "\n".join(lines) + "\n"
 
 
