@@ -225,6 +225,8 @@ class Config(BaseModel):
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()
     _has_old_words: bool = False
+    # The config of a corpus that exists, perhaps of a version that did not know `unknown_markers`.
+    _is_recorded: bool = False
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
     sources: Annotated[
@@ -312,6 +314,12 @@ class Config(BaseModel):
         description="An empty block of reasoning that a template writes for an answer without reasoning, such as "
         "<think> and </think>. train: the model learns to write it, and so not to reason; mask: it stays in the row "
         "and is not trained on.",
+    )
+    unknown_markers: Annotated[Literal["error", "text"], IF_SET] = Field(
+        "error",
+        description="A marker that the template writes, that looks like a control token (such as <|im_end|>), and that "
+        "the tokenizer lacks. error: the run stops, because the template is probably that of another model; "
+        "text: the marker is encoded as text, and counted.",
     )
     template_options: Annotated[dict[str, JsonValue], ADVANCED_TOKENS] = Field(
         default_factory=dict,
@@ -548,6 +556,15 @@ class Config(BaseModel):
     def tokenizer_as(self) -> str:
         """Return how the tokenizer is loaded, one of TokenizerPath.WAYS."""
         return getattr(self.tokenizer, "loaded_as", TokenizerPath.WAYS[0])
+
+    @property
+    def checked_tokenizer(self) -> str:
+        """Return the name of the tokenizer that the template must fit, or ""."""
+        if self.unknown_markers == "text" or self._is_recorded:
+            return ""
+        if self.tokenizer is None:  # a tokenizer that a run trains has the markers of its built-in template
+            return "" if self.template in BUILT_IN else "that the run trains"
+        return Path(self.tokenizer).name
 
     @property
     def rows(self) -> RowLayout:
