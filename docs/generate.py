@@ -626,7 +626,7 @@ def _signature(name: str, value: Any) -> list[str]:
 
 
 def _markdown(value: Any) -> list[str]:
-    """Return a docstring as Markdown: tables of attributes, and indented code as blocks."""
+    """Return a docstring as Markdown, with tables of attributes and blocks of code."""
     paragraphs = re.split(r"\n\n+", inspect.getdoc(value) or "")
     lines: list[str] = []
     for paragraph in paragraphs:
