@@ -462,17 +462,12 @@ def formats_page() -> str:
         "",
         "Files that [`packcorpus export --to`](../guides/export.md) writes for each split, and the reader that they "
         "were",
-        "tested with.",
+        "tested with. [Export](../guides/export.md) has labels and bounds.",
         "",
-        "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
-        "|---|---|---|---|---|---|---|",
     ]
     for one in export_formats():
-        row = "a row" if one.rows_kept else "a piece"
         reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
-        lines.append(
-            f"| `{one.name}` | {one.trainer} | {one.layout} | {row} | {one.shifted} | {one.bounds} | {reader} |"
-        )
+        lines.append(f"- **`{one.name}`** for {one.trainer}: {one.layout}. Reader: {reader}")
     lines.append("")
     return "\n".join(lines)
 
