@@ -462,12 +462,13 @@ def formats_page() -> str:
         "",
         "Files that [`packcorpus export --to`](../guides/export.md) writes for each split, and the reader that they "
         "were",
-        "tested with. [Export](../guides/export.md) has labels and bounds.",
+        "tested with.",
         "",
     ]
     for one in export_formats():
         reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
-        lines.append(f"- **`{one.name}`** for {one.trainer}: {one.layout}. Reader: {reader}")
+        facts = f"{one.layout}; labels are shifted by {one.shifted}; bounds: {one.bounds}; reader: {reader}"
+        lines.append(f"- **`{one.name}`** for {one.trainer}: {facts}")
     lines.append("")
     return "\n".join(lines)
 
