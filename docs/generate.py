@@ -464,15 +464,11 @@ def formats_page() -> str:
         "were",
         "tested with.",
         "",
-        "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
-        "|---|---|---|---|---|---|---|",
     ]
     for one in export_formats():
-        row = "a row" if one.rows_kept else "a piece"
         reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
-        lines.append(
-            f"| `{one.name}` | {one.trainer} | {one.layout} | {row} | {one.shifted} | {one.bounds} | {reader} |"
-        )
+        facts = f"{one.layout}; labels are shifted by {one.shifted}; bounds: {one.bounds}; reader: {reader}"
+        lines.append(f"- **`{one.name}`** for {one.trainer}: {facts}")
     lines.append("")
     return "\n".join(lines)
 
