@@ -128,6 +128,11 @@ def template_markers() -> dict[str, tuple[str, ...]]:
     return {name: MARKERS[name] for name in BUILT_IN}
 
 
+def own_markers(name: str) -> list[str]:
+    """Return the control tokens of a built-in template, without those of Hermes."""
+    return [code(marker) for marker in template_markers()[name] if "tool_call>" not in marker]
+
+
 def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -396,19 +401,18 @@ def formats_page() -> str:
         "|---|---|---|",
     ]
     lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
+    table = "\n".join(lines)
+    rare = [name for name in column_names() if f"`{name}`" not in table]
     lines += [
         "",
         "If your keys have different names, map them with `columns` (our name → your name), for example",
-        "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
-        ", ".join(f"`{name}`" for name in column_names()) + ".",
-        "Within a message, `role`, `content`, `reasoning`, `train`, and `loss_weight` can be mapped as well, and in a",
-        "record `reasoning` and `loss_weight`.",
+        "`columns: {instruction: frage, output: antwort}`: all keys of the table,",
+        f"{', '.join(f'`{name}`' for name in rare)},",
+        "`role`, `content`, and `train` of a message, and `reasoning` and `loss_weight` of a message or a record.",
         "",
         "These role names are recognized in any case, in every format with roles. `roles` adds further names:",
         "",
-        "| role | names |",
-        "|---|---|",
-        *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
+        *(f"- {role}: {', '.join(f'`{name}`' for name in names)}" for role, names in role_names().items()),
         "",
         "A developer message keeps its role only in a [Jinja template that knows it]"
         "(../guides/jinja-templates.md#the-role-developer). Everything else treats it as a system message.",
@@ -448,24 +452,17 @@ def formats_page() -> str:
         "",
         "## Built-in templates",
         "",
-        "| template | rules that it follows | tools |",
+        "| template | rules that it follows | control tokens |",
         "|---|---|---|",
-        *(f"| `{name}` | {FOLLOWED[name][0]} | {FOLLOWED[name][1]} |" for name in template_markers()),
+        *(f"| `{name}` | {rules} | {', '.join(own_markers(name)) or '–'} |" for name, rules in FOLLOWED.items()),
+        "",
+        "All but `mistral` also write `<tool_call>` and `</tool_call>`. EOS and BOS come from the tokenizer. If the",
+        "tokenizer lacks a token of its template that looks like a control token, the run stops (E419); a tag such as",
+        "`<tool_call>` is then text, which a note says. If the tokenizer does not mark a token as special, messages",
+        "can write it, too.",
         "",
         "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
         "[Jinja template](../guides/jinja-templates.md).",
-        "",
-        "Control tokens that they write:",
-        "",
-        "| template | control tokens |",
-        "|---|---|",
-    ]
-    for name, markers in template_markers().items():
-        lines.append(f"| `{name}` | {', '.join(code(marker) for marker in markers)} |")
-    lines += [
-        "",
-        "A control token that the tokenizer lacks is written as text and reported. If the tokenizer does not mark a",
-        "token such as `<tool_call>` as special, messages can write it, too. EOS and BOS come from the tokenizer.",
         "",
         "Details of the built-in templates:",
         "",
@@ -494,33 +491,24 @@ def formats_page() -> str:
     return "\n".join(lines)
 
 
-# For each built-in template: the published rules that it follows, and the source of its rules for tools.
+# For each built-in template: the published rules that it follows.
 FOLLOWED = {
-    "chatml": ("ChatML, as the template of Qwen2.5", "Hermes, in the words of Qwen2.5"),
-    "llama2": ("the template of Llama 2", "no own rules; Hermes format"),
-    "llama3": (
-        "the template of Llama 3; later ones add a date: use `template: tokenizer`",
-        "no own rules; Hermes format",
-    ),
-    "zephyr": ("the template of Zephyr 7B beta", "no own rules; Hermes format"),
-    "alpaca": (
-        "Stanford Alpaca, with a line break after `### Response:` as in its successors",
-        "no own rules; Hermes format",
-    ),
-    "plain": ("none: contents one after another, EOS after each answer", "no own rules; Hermes format"),
-    "mistral": (
-        "mistral-common, version 3: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a byte-level tokenizer, "
-        "Nemo; for other versions use `template: tokenizer`",
-        "its own",
-    ),
+    "chatml": "ChatML, and tools, as the template of Qwen2.5",
+    "llama2": "the template of Llama 2",
+    "llama3": "the template of Llama 3; later ones add a date: use `template: tokenizer`",
+    "zephyr": "the template of Zephyr 7B beta",
+    "alpaca": "Stanford Alpaca, with a line break after `### Response:` as in its successors",
+    "plain": "none: contents one after another, EOS after each answer",
+    "mistral": "mistral-common, version 3, and its tools: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a "
+    "byte-level tokenizer, Nemo; for other versions use `template: tokenizer`",
 }
 
 
 NOTES = """\
 - Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer, except empty ones, with an
   empty line between them. `llama2` has BOS before each pair of a request and an answer; one of them may be missing.
-- No built-in template adds a system message; Qwen2.5's own template does. Set `default_system` to add one. `alpaca`
-  and `mistral` ignore an empty system message. Only the first message is the system message of `alpaca`; a later one
+- No built-in template adds a system message, as Qwen2.5's own template does; `default_system` adds one. `alpaca` and
+  `mistral` ignore an empty one. Only the first message is the system message of `alpaca`; a later one
   has no heading.
 - White space around contents is kept, unless the family removes it: `llama3` removes it around every content;
   `llama2` around all contents but the system message, and not between it and the request; `mistral` removes spaces
@@ -594,8 +582,8 @@ def python_page() -> str:
         NOTE,
         "# Python",
         "",
-        "`import packcorpus` has everything below and loads no other library: each name loads what it needs. A module",
-        "of your own called `train`, `tasks`, or `pipeline` is never mixed up with ours.",
+        "`import packcorpus` has everything below, and each name loads what it needs. A module of your own called",
+        "`train`, `tasks`, or `pipeline` is never mixed up with ours.",
         "",
     ]
     for title, names in API.items():
@@ -612,9 +600,7 @@ def python_page() -> str:
         "dict of values that the message names. [Errors](errors.md) lists the codes. In a traceback, the last line has",
         "cause and fix.",
         "",
-        "| class | meaning |",
-        "|---|---|",
-        *(f"| `{name}` | {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])} |" for name in ERRORS),
+        *(f"- `{name}`: {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])}" for name in ERRORS),
         "",
     ]
     return "\n".join(lines)
@@ -651,7 +637,7 @@ def _markdown(value: Any) -> list[str]:
         elif re.match(r"[\w, ]+?  +\S", paragraph):
             entries = re.split(r"\n(?=\S)", re.sub(r";   (?=\w+   )", "\n", paragraph))
             pairs = [re.split(r"  +", " ".join(entry.split("\n")), maxsplit=1) for entry in entries]
-            lines += ["| | |", "|---|---|", *(f"| `{names}` | {prose(text)} |" for names, text in pairs), ""]
+            lines += [*(f"- `{names}`: {prose(text)}" for names, text in pairs), ""]
         else:
             lines += [paragraph, ""]
     return lines[:-1]
