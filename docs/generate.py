@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ def training_model() -> type:
     return TrainingConfig
 
 
-def basic_names() -> tuple[str, ...]:
-    """Return the settings of a training that most users need."""
+def basic_settings() -> tuple[str, ...]:
     from packcorpus.train.config import BASIC
 
     return BASIC
@@ -184,29 +183,34 @@ def number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_table(properties: dict[str, Any], required: Sequence[str] = ()) -> list[str]:
-    lines = ["| key | values | description |", "|---|---|---|"]
+def settings_list(properties: dict[str, Any], required: list[str]) -> list[str]:
+    lines = []
     for key, schema in properties.items():
         default = schema.get("default")
-        unset = default in (None, "", [], {})
-        values = type_of(schema)
-        if isinstance(default, str) and code(default) in values.split(", "):
-            values = ", ".join(f"**{one}**" if one == code(default) else one for one in values.split(", "))
+        if key in required:
+            shown = ", required"
+        elif default is None or default in ([], {}):  # also if there is none
+            shown = ""
         else:
-            values += " (required)" if key in required else "" if unset else f" ({code(default)})"
-        lines.append(f"| `{key}` | {values} | {prose(schema.get('description', ''))} |")
-    return lines
+            shown = f", default {code(default)}"
+        lines.append(f"- **`{key}`** ({type_of(schema)}{shown}): {prose(schema.get('description', ''))}")
+    return outside_tables(lines)
 
 
-def folded(title: str, lines: list[str]) -> list[str]:
-    """Return lines as a block that opens with a click."""
-    return [f'??? note "{title}"', "", *(f"    {line}" for line in lines), ""]
+def folded(lines: list[str]) -> list[str]:
+    """Return lines in a block that the site opens on a click."""
+    return ['??? note "Expert settings"', *(f"    {line}" for line in lines)]
+
+
+def outside_tables(lines: list[str]) -> list[str]:
+    """Return lines without the backslashes that pipes need in a table."""
+    return [line.replace("\\|", "|") for line in lines]
 
 
 def config_page() -> str:
     schema = config_model().model_json_schema()
     source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
-    basic, training = basic_names(), training_model().model_json_schema()["properties"]
+    training = training_model().model_json_schema()
     return "\n".join(
         [
             NOTE,
@@ -216,38 +220,36 @@ def config_page() -> str:
             "",
             "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is",
             "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init --full`",
-            "writes a config with all keys. Editors can use the [JSON Schema](config.schema.json). Defaults are bold,",
-            "or in parentheses.",
+            "writes a config with all keys. Editors can use the [JSON Schema](config.schema.json).",
             "",
-            *settings_table(schema["properties"], schema.get("required", [])),
+            *settings_list(schema["properties"], schema.get("required", [])),
             "",
             "### Entries of `sources`",
             "",
             "`sources` is one path, a list of paths, or a list of entries with these keys. A file that matches several",
             "entries is read once.",
             "",
-            *settings_table(source["properties"], source.get("required", [])),
+            *settings_list(source["properties"], source.get("required", [])),
             "",
             "### Keys of `advanced`",
             "",
             "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
             "",
-            *folded("Expert settings", settings_table(schema["properties"]["advanced"]["properties"])),
+            *folded(settings_list(schema["properties"]["advanced"]["properties"], [])),
+            "",
             "[Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains the keys of `balance`:",
             "",
-            *settings_table(balance["properties"], balance.get("required", [])),
+            *settings_list(balance["properties"], balance.get("required", [])),
             "",
             "## Training",
             "",
             "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
             "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
-            *settings_table({name: training[name] for name in basic}, ["base_model"]),
+            *settings_list({name: training["properties"][name] for name in basic_settings()}, []),
             "",
-            *folded(
-                "Expert settings",
-                settings_table({name: value for name, value in training.items() if name not in basic}),
-            ),
+            *folded(settings_list({k: v for k, v in training["properties"].items() if k not in basic_settings()}, [])),
+            "",
         ]
     )
 
@@ -397,16 +399,14 @@ def formats_page() -> str:
         "The format of a source is detected from the keys of its first records, or set with `format`. A key whose",
         "value is null counts as absent.",
         "",
-        "| format | keys | example |",
-        "|---|---|---|",
     ]
-    lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
-    table = "\n".join(lines)
-    rare = [name for name in column_names() if f"`{name}`" not in table]
+    formats = [f"- **`{name}`**: {keys}, such as {code(example)}" for name, keys, example in conversation_formats()]
+    lines += outside_tables(formats)
+    rare = [name for name in column_names() if f"`{name}`" not in "\n".join(formats)]
     lines += [
         "",
         "If your keys have different names, map them with `columns` (our name → your name), for example",
-        "`columns: {instruction: frage, output: antwort}`: all keys of the table,",
+        "`columns: {instruction: ticket, output: resolution}`: all keys above,",
         f"{', '.join(f'`{name}`' for name in rare)},",
         "`role`, `content`, and `train` of a message, and `reasoning` and `loss_weight` of a message or a record.",
         "",
@@ -452,14 +452,19 @@ def formats_page() -> str:
         "",
         "## Built-in templates",
         "",
-        "| template | rules that it follows | control tokens |",
-        "|---|---|---|",
-        *(f"| `{name}` | {rules} | {', '.join(own_markers(name)) or '–'} |" for name, rules in FOLLOWED.items()),
+        "The rules and control tokens of each template:",
         "",
-        "All but `mistral` also write `<tool_call>` and `</tool_call>`. EOS and BOS come from the tokenizer. If the",
-        "tokenizer lacks a token of its template that looks like a control token, the run stops (E419); a tag such as",
-        "`<tool_call>` is then text, which a note says. If the tokenizer does not mark a token as special, messages",
-        "can write it, too.",
+        *outside_tables(
+            [
+                f"- **`{name}`**: {'; '.join([rules, ', '.join(own_markers(name))]).removesuffix('; ')}"
+                for name, rules in FOLLOWED.items()
+            ]
+        ),
+        "",
+        "All but `mistral` also write `<tool_call>` and `</tool_call>`. EOS and BOS come from the tokenizer. A",
+        "[control token that the tokenizer lacks](../guides/jinja-templates.md#variables-of-the-template) is an error;",
+        "a tag such as `<tool_call>` is then text, which a note says. If the tokenizer does not mark a token as",
+        "special, messages can write it, too.",
         "",
         "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
         "[Jinja template](../guides/jinja-templates.md).",
@@ -478,15 +483,11 @@ def formats_page() -> str:
         "were",
         "tested with.",
         "",
-        "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
-        "|---|---|---|---|---|---|---|",
     ]
     for one in export_formats():
-        row = "a row" if one.rows_kept else "a piece"
         reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
-        lines.append(
-            f"| `{one.name}` | {one.trainer} | {one.layout} | {row} | {one.shifted} | {one.bounds} | {reader} |"
-        )
+        facts = f"{one.layout}; labels are shifted by {one.shifted}; bounds: {one.bounds}; reader: {reader}"
+        lines.append(f"- **`{one.name}`** for {one.trainer}: {facts}")
     lines.append("")
     return "\n".join(lines)
 
@@ -526,7 +527,7 @@ NOTES = """\
 
 
 def errors_page() -> str:
-    from packcorpus.tasks.core.error_codes import CODES, DATA, EXITS, GROUPS
+    from packcorpus.tasks.core.error_codes import CODES, EXITS, GROUPS
 
     lines = [
         "# Errors",
@@ -545,17 +546,16 @@ def errors_page() -> str:
         "",
         "[`PACKCORPUS_JSON=1`](environment-variables.md) prints each error as one line of JSON on standard error, and",
         "`PACKCORPUS_DEBUG=1` adds the traceback.",
-        "",
-        "Each entry below has the code, the reason, the meaning, and in parentheses the fix. The exit code is 65,",
-        "unless another one is given.",
     ]
     for digit, title in GROUPS.items():
-        lines += ["", f"## {title}", ""]
-        for code in CODES.values():
-            if code.code[1] == digit:
-                exit_code = "" if code.exit == DATA else f", exit&nbsp;{code.exit}"
-                fix = f" ({code.fix})" if code.fix else ""
-                lines.append(f"- {code.code} `{code.reason}`{exit_code}: {code.meaning.removesuffix('.')}{fix}.")
+        codes = [code for code in CODES.values() if code.code[1] == digit]
+        usual, _ = Counter(code.exit for code in codes).most_common(1)[0]
+        lines += ["", f"## {title}", "", f"Exit code {usual}, unless another is given.", ""]
+        for code in codes:
+            exit_code = f", exit&nbsp;{code.exit}" * (code.exit != usual)
+            lines.append(
+                f"- **{code.code}** `{code.reason}`{exit_code}: {code.meaning}" + f" *{code.fix}*" * bool(code.fix)
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -628,7 +628,7 @@ def _signature(name: str, value: Any) -> list[str]:
 
 
 def _markdown(value: Any) -> list[str]:
-    """Return a docstring as Markdown: tables of attributes, and indented code as blocks."""
+    """Return a docstring as Markdown, with tables of attributes and blocks of code."""
     paragraphs = re.split(r"\n\n+", inspect.getdoc(value) or "")
     lines: list[str] = []
     for paragraph in paragraphs:

@@ -67,7 +67,8 @@ def find_unknown_markers(source: str, encoder: Encoder, own_text: str = "") -> U
     """
     markers = dict.fromkeys(_LIKE_CONTROL.findall(source))
     missing = [marker for marker in markers if marker not in own_text and not _is_token(marker, encoder)]
-    ends = {encoder.bos_id, encoder.eos_id, encoder.pad_id}  # OLMo has <|endoftext|> beside <|user|>, which is text
+    # OLMo has <|endoftext|> beside <|user|>, which is text. A tokenizer may have no BOS: its ID is None.
+    ends = {encoder.bos_id, encoder.eos_id, encoder.pad_id} - {None}
     always = [m for m in markers if not _SOMETIMES.fullmatch(m) and encoder.controls.get(m) not in ends]
     styles = {_style(marker) for marker in always}
     alone = [marker for marker in missing if marker in always or _style(marker) in styles]

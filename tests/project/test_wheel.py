@@ -31,14 +31,9 @@ def build(project: Path, kind: str) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a wheel and an sdist of the files that a clone has."""
     project = tmp_path_factory.mktemp("clone")
-<<<<<<< HEAD
-    for name in (*SOURCES, "src"):
-        shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-=======
     left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*SOURCES, "src"):
         shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=left_out)
->>>>>>> api
     for name in FILES:
         shutil.copy(ROOT / name, project)
     (project / "tests").mkdir()

@@ -112,7 +112,9 @@ def tokenizer_of(folder: Path, tokens: Sequence[str]) -> Path:
     model = Tokenizer(models.BPE(vocab={byte: number for number, byte in enumerate(alphabet)}, merges=[]))
     model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     end = next((token for token in tokens if token == "<|endoftext|>"), "<!end>")
-    ends = {"bos_token": "<!begin>", "eos_token": end, "pad_token": "<!pad>"}
+    ends = {"eos_token": end, "pad_token": "<!pad>"}
+    if end == "<!end>":  # like Qwen's, the tokenizers with <|endoftext|> have no BOS
+        ends["bos_token"] = "<!begin>"
     special = [
         token for token in dict.fromkeys((*ends.values(), *tokens)) if "think" not in token and "tool" not in token
     ]
