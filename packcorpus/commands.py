@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,10 @@ from typing import Any
 
 from packcorpus.corpus import Corpus, open
 from packcorpus.failures import explained
+from packcorpus.predict import fields_from
 from packcorpus.tasks.cli.check_view import show_prediction
 from packcorpus.tasks.cli.options import default_config
+from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.error_codes import CODES
 from packcorpus.tasks.core.errors import (
     Bug,
@@ -135,8 +136,8 @@ def check(
     """
     with _config_file(config, settings) as path:
         given = json.dumps([str(path), os.fspath(root), workers, list(batch_sizes)])
-        made, values = pickle.loads(_run([*PYTHON, "packcorpus.predict", given], progress))  # noqa: S301 - of our process
-    recipe = Recipe(made, path.parent, Layout(root_of(os.fspath(root))), (), ())
+        values = fields_from(_run([*PYTHON, "packcorpus.predict", given], progress))
+        recipe = Recipe(load_config(path), path.parent, Layout(root_of(os.fspath(root))), (), ())
     return DryRun(**values, recipe=recipe, config=Path("settings") if settings else path)
 
 
