@@ -126,6 +126,21 @@ def test_a_misspelled_command_is_no_corpus(
     assert "unrecognized arguments: --budget 30" in capsys.readouterr().err
 
 
+def test_a_corpus_may_be_named_like_a_command_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A corpus of chat.jsonl is called chat."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["chat", "--base-model", "toy"]) == UsageError.exit_code
+    assert "packcorpus train chat" in capsys.readouterr().err, "there is no such corpus"
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "manifest.json").touch()
+    assert main(["chat", "--base-model", "toy"]) != UsageError.exit_code
+    assert "manifest.json" in capsys.readouterr().err
+    assert main(["chat", "no-such-run"]) != 0
+    assert "no-such-run" in capsys.readouterr().err
+
+
 def test_another_process_gets_the_same_command_line(tmp_path: Path) -> None:
     file = tmp_path / "my settings.yaml"
     words = ["--manifest", "x.json", "--config", str(file), "--root", "r", "--debug"]
