@@ -264,7 +264,7 @@ class Seen:
         self.entries: set[tuple[str, str]] = set()
 
     def blocks(self, about: str, groups: dict[str, list[tuple[str, str]]]) -> list[str]:
-        """Return the text of a command: its description, and its arguments and options that are new."""
+        """Return the description of a command, and its new arguments and options."""
         import click
 
         again = []
@@ -276,6 +276,7 @@ class Seen:
         for title, entries in groups.items():
             new = [entry for entry in entries if entry not in self.entries]
             again += [name.partition(" ")[0] for name, text in entries if (name, text) in self.entries]
+            again = [name for name in again if name not in ("--root", "--json", "--debug")]
             self.entries |= set(entries)
             if new:
                 with formatter.section(title):
@@ -331,9 +332,9 @@ def luigi_entries(task: str) -> list[tuple[str, str]]:
 
 
 def train_help(seen: Seen, *command: str) -> list[str]:
-    """Return the help of `packcorpus train` or of one of its commands, without the settings of a training.
+    """Return the help of `packcorpus train` or of one of its commands.
 
-    The help imports no training library.
+    Leaves out the settings of a training. The help imports no training library.
     """
     environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
     words = [sys.executable, "-m", "packcorpus.train", *command, "--help"]
@@ -359,7 +360,8 @@ def cli_page() -> str:
         "# Command line",
         "",
         "Every command exits with 0 on success and with a [documented code](errors.md) otherwise. An option that",
-        "several commands have is described once, at the first of them; `--help` of a command describes all.",
+        "several commands have is described once, at the first of them; `--help` of a command describes all. `--root`,",
+        "`--json`, and `--debug` are not repeated.",
         "",
         *packcorpus_help(seen),
     ]
@@ -550,11 +552,13 @@ def errors_page() -> str:
     for digit, title in GROUPS.items():
         codes = [code for code in CODES.values() if code.code[1] == digit]
         usual, _ = Counter(code.exit for code in codes).most_common(1)[0]
+        fixes = Counter(code.fix for code in codes)  # the error prints one that several codes share
         lines += ["", f"## {title}", "", f"Exit code {usual}, unless another is given.", ""]
         for code in codes:
             exit_code = f", exit&nbsp;{code.exit}" * (code.exit != usual)
             lines.append(
-                f"- **{code.code}** `{code.reason}`{exit_code}: {code.meaning}" + f" *{code.fix}*" * bool(code.fix)
+                f"- **{code.code}** `{code.reason}`{exit_code}: {code.meaning}"
+                + f" *{code.fix}*" * (0 < fixes[code.fix] < 3 and code.fix != "")
             )
     return "\n".join(lines) + "\n"
 
