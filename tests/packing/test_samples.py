@@ -250,7 +250,11 @@ def check_ledger(
     several = any(turn >= 0 for said in every for turn in said.samples)
     assert several == ("samples" in ledger)
     if several:
-        assert ledger["samples"] == counted_samples(corpus, index, rejects)
+        counts = counted_samples(corpus, index, rejects)
+        share = counts["repeated_prompt_tokens"] / max(1, ledger["tokens"]["packed"])
+        rows = receipt["packing_metadata"]["rows"]
+        price = {"repeated_percent": round(100 * share, 1), "repeated_rows": round(share * rows)}
+        assert ledger["samples"] == counts | price
 
 
 def counted_samples(corpus: Corpus, index: list[dict[str, Any]], rejects: list[dict[str, Any]]) -> dict[str, Any]:
