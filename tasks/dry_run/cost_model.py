@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packcorpus.tasks.core.process import cores
+from packcorpus.tasks.core.process import cores, free_disk, memory_limit
 from packcorpus.tasks.sources.parts import HASH_THREADS
 from packcorpus.tasks.storage.facts import Ledger
+from packcorpus.tasks.stores.urls import url_of
 
 if TYPE_CHECKING:  # a run reads only the constants
     from packcorpus.tasks.dry_run.sample import Selection
@@ -89,7 +90,9 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
     return {
         "bytes_on_disk": {name: round(size) for name, size in disk.items()},
+        "disk_free_bytes": None if url_of(recipe.layout.root) else free_disk(recipe.layout.root / "data"),
         "peak_memory_bytes": round(float(memory)),
+        "memory_limit_bytes": memory_limit(),
         "seconds": round(seconds, 1),
         "workers": workers,
         "cores": usable,
