@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def training_model() -> type:
     from packcorpus.train.config import TrainingConfig
 
     return TrainingConfig
+
+
+def basic_settings() -> tuple[str, ...]:
+    from packcorpus.train.config import BASIC
+
+    return BASIC
 
 
 def command_line() -> Any:
@@ -120,6 +127,11 @@ def template_markers() -> dict[str, tuple[str, ...]]:
     return {name: MARKERS[name] for name in BUILT_IN}
 
 
+def own_markers(name: str) -> list[str]:
+    """Return the control tokens of a built-in template, without those of Hermes."""
+    return [code(marker) for marker in template_markers()[name] if "tool_call>" not in marker]
+
+
 def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -171,20 +183,28 @@ def number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_table(properties: dict[str, Any], required: list[str]) -> list[str]:
-    lines = ["| key | type | default | description |", "|---|---|---|---|"]
+def settings_list(properties: dict[str, Any], required: list[str]) -> list[str]:
+    lines = []
     for key, schema in properties.items():
         default = schema.get("default")
         if key in required:
-            shown = "required"
-        elif default is None and "default" in schema:
-            shown = "–"
-        elif "default" not in schema:
-            shown = "empty"
+            shown = ", required"
+        elif default is None or default in ([], {}):  # also if there is none
+            shown = ""
         else:
-            shown = code(default) if default not in ([], {}) else "empty"
-        lines.append(f"| `{key}` | {type_of(schema)} | {shown} | {prose(schema.get('description', ''))} |")
-    return lines
+            shown = f", default {code(default)}"
+        lines.append(f"- **`{key}`** ({type_of(schema)}{shown}): {prose(schema.get('description', ''))}")
+    return outside_tables(lines)
+
+
+def folded(lines: list[str]) -> list[str]:
+    """Return lines in a block that the site opens on a click."""
+    return ['??? note "Expert settings"', *(f"    {line}" for line in lines)]
+
+
+def outside_tables(lines: list[str]) -> list[str]:
+    """Return lines without the backslashes that pipes need in a table."""
+    return [line.replace("\\|", "|") for line in lines]
 
 
 def config_page() -> str:
@@ -199,135 +219,173 @@ def config_page() -> str:
             "## Corpus",
             "",
             "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is",
-            "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init` writes",
-            "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
-            "Settings that few need are in the object `advanced`.",
+            "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init --full`",
+            "writes a config with all keys. Editors can use the [JSON Schema](config.schema.json).",
             "",
-            *settings_table(schema["properties"], schema.get("required", [])),
-            "",
-            "`licence` is accepted as an alias of `license`.",
+            *settings_list(schema["properties"], schema.get("required", [])),
             "",
             "### Entries of `sources`",
             "",
-            "`sources` is one path, a list of paths, or a list of entries with these keys:",
+            "`sources` is one path, a list of paths, or a list of entries with these keys. A file that matches several",
+            "entries is read once.",
             "",
-            *settings_table(source["properties"], source.get("required", [])),
-            "",
-            "A file that matches several entries is read once. The guide",
-            "[Mixtures and epochs](../guides/mixtures-and-weights.md) explains `weight`, `limit` and `weighting`.",
+            *settings_list(source["properties"], source.get("required", [])),
             "",
             "### Keys of `advanced`",
             "",
             "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
             "",
-            *settings_table(schema["properties"]["advanced"]["properties"], []),
+            *folded(settings_list(schema["properties"]["advanced"]["properties"], [])),
             "",
-            "### Keys of `balance`",
+            "[Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains the keys of `balance`:",
             "",
-            *settings_table(balance["properties"], balance.get("required", [])),
-            "",
-            "The guide [Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains them.",
+            *settings_list(balance["properties"], balance.get("required", [])),
             "",
             "## Training",
             "",
             "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
             "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
-            *settings_table(training["properties"], training.get("required", [])),
+            *settings_list({name: training["properties"][name] for name in basic_settings()}, []),
+            "",
+            *folded(settings_list({k: v for k, v in training["properties"].items() if k not in basic_settings()}, [])),
             "",
         ]
     )
 
 
-def packcorpus_help() -> list[tuple[str, str]]:
-    """Return the help of `packcorpus` and of each of its commands as plain text."""
-    import click
+class Seen:
+    """The arguments and options that the page has shown.
+
+    A command names the ones that an earlier command has, with the same description, in one line.
+    """
+
+    def __init__(self) -> None:
+        self.entries: set[tuple[str, str]] = set()
+
+    def blocks(self, about: str, groups: dict[str, list[tuple[str, str]]]) -> list[str]:
+        """Return the text of a command: its description, and its arguments and options that are new."""
+        import click
+
+        again = []
+        formatter = click.HelpFormatter(width=WIDTH)
+        for number, paragraph in enumerate(re.split(r"\n\s*\n", about.strip())):
+            if number:
+                formatter.write_paragraph()
+            formatter.write_text(" ".join(paragraph.split()))
+        for title, entries in groups.items():
+            new = [entry for entry in entries if entry not in self.entries]
+            again += [name.partition(" ")[0] for name, text in entries if (name, text) in self.entries]
+            self.entries |= set(entries)
+            if new:
+                with formatter.section(title):
+                    formatter.write_dl(new)
+        if again:
+            formatter.write_paragraph()
+            formatter.write_text(f"As above: {', '.join(again)}.")
+        return ["```text", formatter.getvalue().strip("\n"), "```", ""]
+
+
+def packcorpus_help(seen: Seen) -> list[str]:
+    """Return the help of `packcorpus` and of each of its commands."""
     from typer.main import get_command
 
     root = get_command(command_line())
-
-    def text(command: Any, name: str, parent: Any = None) -> str:
-        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-        context.terminal_width = context.max_content_width = WIDTH
-        context.color = False
-        return click.unstyle(command.get_help(context)).rstrip()
-
     context = root.make_context("packcorpus", [], resilient_parsing=True)
-    found = [("packcorpus", text(root, "packcorpus"))]
-    for name in root.list_commands(context):
-        found.append((f"packcorpus {name}", text(root.get_command(context, name), name, context)))
-    return found
+    commands = [("packcorpus", root)]
+    commands += [(f"packcorpus {name}", root.get_command(context, name)) for name in root.list_commands(context)]
+    lines = []
+    for title, command in commands:
+        if title in ("packcorpus train", "packcorpus certify"):  # they read their own options
+            continue
+        own = command.make_context(title, [], resilient_parsing=True)
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in command.get_params(own):
+            record = parameter.get_help_record(own)
+            if record and parameter.name != "help":
+                name = re.sub(r" <.*>", "", record[0])
+                groups["Arguments" if parameter.param_type_name == "argument" else "Options"].append((name, record[1]))
+        words = " ".join(command.collect_usage_pieces(own)).replace("[OPTIONS]", "[OPTION…]").replace(" [ARGS]...", "")
+        usage = f"{title} {re.sub(r'[{}]', '', words)}".replace("…...", "…").replace("]...", "…]")
+        lines += [f"## {title}", "", *seen.blocks(f"{usage}\n\n{inspect.cleandoc(command.help or '')}", groups)]
+    return lines
 
 
-def luigi_options(task: str) -> str:
+def luigi_entries(task: str) -> list[tuple[str, str]]:
     """Return the options of a Luigi task that this project defines.
 
     Leaves out their long duplicates and Luigi's own options.
     """
     from packcorpus import pipeline
 
-    lines = []
+    entries = []
     for name, parameter in getattr(pipeline, task).get_params():
         value = "" if getattr(parameter, "parsing", "") == "implicit" else " TEXT"  # the value of a flag is implicit
-        option = f"--{name.replace('_', '-')}{value}"
-        lines.append(f"  {option:<26}{parameter.description or ''}")
-    lines += [
-        f"  {'--workers N':<26}Worker processes. [default: 2]",
-        f"  {'--quiet':<26}Print errors only.",
-        f"  {'--json':<26}Print progress and errors as JSON lines.",
+        entries.append((f"--{name.replace('_', '-')}{value}", parameter.description or ""))
+    return [
+        *entries,
+        ("--workers N", "Worker processes. [default: 2]"),
+        ("--quiet", "Print errors only."),
+        ("--json", "Print progress and errors as JSON lines."),
     ]
-    return "\n".join(lines)
 
 
-def train_help(*command: str) -> str:
-    """Return the help of `packcorpus train` or of one of its commands.
+def train_help(seen: Seen, *command: str) -> list[str]:
+    """Return the help of `packcorpus train` or of one of its commands, without the settings of a training.
 
     The help imports no training library.
     """
-    environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
+    environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
     words = [sys.executable, "-m", "packcorpus.train", *command, "--help"]
     done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=True)
-    return done.stdout.rstrip()
+    usage, about, *blocks = done.stdout.removeprefix("usage: ").strip().split("\n\n")
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for block in blocks:
+        title, *entries = block.replace("\n" + " " * 20, "  ").splitlines()
+        if title in ("positional arguments:", "options:"):
+            title = "Options" if title == "options:" else "Arguments"
+            pairs = [re.split(r"  +", entry.strip(), maxsplit=1) for entry in entries]
+            groups[title] = [(name, text) for name, text in pairs if name != "-h, --help"]
+        elif not entries and not command and title[0].isupper():
+            about += f"\n\n{title}"
+    return seen.blocks(f"{usage}\n\n{about}", groups)
 
 
 def cli_page() -> str:
     os.environ |= {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERMINAL_WIDTH": str(WIDTH)}
+    seen = Seen()
     lines = [
         NOTE,
         "# Command line",
         "",
-        "Every command exits with 0 on success and with a [documented code](errors.md) otherwise. `--json` and",
-        "`PACKCORPUS_JSON=1` make output machine-readable; see [environment variables](environment-variables.md).",
+        "Every command exits with 0 on success and with a [documented code](errors.md) otherwise. An option that",
+        "several commands have is described once, at the first of them; `--help` of a command describes all.",
         "",
+        *packcorpus_help(seen),
     ]
-    for name, text in packcorpus_help():
-        if name in ("packcorpus train", "packcorpus certify"):  # they read their own options
-            continue
-        lines += [f"## {name}", "", "```text", text, "```", ""]
+    for name, about in (
+        ("train", "All [settings](config.md#training) are options, too. See [Train](../guides/train.md)."),
+        (
+            "train diagnose",
+            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
+        ),
+        (
+            "train doctor",
+            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
+        ),
+        ("train merge", "See [Merge](../guides/merge.md)."),
+        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md)."),
+        ("certify", "See [Certify](../guides/certify.md)."),
+    ):
+        command = () if name == "train" else (name.removeprefix("train "),)
+        lines += [f"## packcorpus {name}", "", about, "", *train_help(seen, *command)]
+    lines += ["## luigi --module pipeline", "", "`luigi --help-all` lists the options of Luigi itself.", ""]
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
         ("TrainAdapter", "Pack the corpus if necessary, then train an adapter in a separate process."),
         ("DiagnoseTraining", "Pack the corpus if necessary, then find out by trial which settings train faster."),
     ):
-        lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
-    lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
-    for name, about, text in (
-        ("train", "See [Train](../guides/train.md).", train_help()),
-        (
-            "train diagnose",
-            "It also accepts all settings of `packcorpus train`. See [Why is training slow?](../guides/diagnose.md).",
-            train_help("diagnose").partition("\nbasic settings (")[0].strip(),
-        ),
-        (
-            "train doctor",
-            "With `--base-model`, it estimates [what fits on which card](../guides/train.md#what-fits-on-which-card).",
-            train_help("doctor"),
-        ),
-        ("train merge", "See [Merge](../guides/merge.md).", train_help("merge")),
-        ("train chat", "See [Llama 3.1 8B on one GPU](../guides/one-gpu.md).", train_help("chat")),
-        ("certify", "See [Certify](../guides/certify.md).", train_help("certify")),
-    ):
-        lines += [f"## packcorpus {name}", "", about, "", "```text", text, "```", ""]
+        lines += seen.blocks(f"luigi --module pipeline {task}\n\n{about}", {"Options": luigi_entries(task)})
     return "\n".join(lines)
 
 
@@ -341,23 +399,20 @@ def formats_page() -> str:
         "The format of a source is detected from the keys of its first records, or set with `format`. A key whose",
         "value is null counts as absent.",
         "",
-        "| format | keys | example |",
-        "|---|---|---|",
     ]
-    lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
+    formats = [f"- **`{name}`**: {keys}, such as {code(example)}" for name, keys, example in conversation_formats()]
+    lines += outside_tables(formats)
+    rare = [name for name in column_names() if f"`{name}`" not in "\n".join(formats)]
     lines += [
         "",
         "If your keys have different names, map them with `columns` (our name → your name), for example",
-        "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
-        ", ".join(f"`{name}`" for name in column_names()) + ".",
-        "Within a message, `role`, `content`, `reasoning`, `train`, and `loss_weight` can be mapped as well, and in a",
-        "record `reasoning` and `loss_weight`.",
+        "`columns: {instruction: ticket, output: resolution}`: all keys above,",
+        f"{', '.join(f'`{name}`' for name in rare)},",
+        "`role`, `content`, and `train` of a message, and `reasoning` and `loss_weight` of a message or a record.",
         "",
         "These role names are recognized in any case, in every format with roles. `roles` adds further names:",
         "",
-        "| role | names |",
-        "|---|---|",
-        *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
+        *(f"- {role}: {', '.join(f'`{name}`' for name in names)}" for role, names in role_names().items()),
         "",
         "A developer message keeps its role only in a [Jinja template that knows it]"
         "(../guides/jinja-templates.md#the-role-developer). Everything else treats it as a system message.",
@@ -397,24 +452,22 @@ def formats_page() -> str:
         "",
         "## Built-in templates",
         "",
-        "| template | rules that it follows | tools |",
-        "|---|---|---|",
-        *(f"| `{name}` | {FOLLOWED[name][0]} | {FOLLOWED[name][1]} |" for name in template_markers()),
+        "The rules and control tokens of each template:",
+        "",
+        *outside_tables(
+            [
+                f"- **`{name}`**: {'; '.join([rules, ', '.join(own_markers(name))]).removesuffix('; ')}"
+                for name, rules in FOLLOWED.items()
+            ]
+        ),
+        "",
+        "All but `mistral` also write `<tool_call>` and `</tool_call>`. EOS and BOS come from the tokenizer. A",
+        "[control token that the tokenizer lacks](../guides/jinja-templates.md#variables-of-the-template) is an error;",
+        "a tag such as `<tool_call>` is then text, which a note says. If the tokenizer does not mark a token as",
+        "special, messages can write it, too.",
         "",
         "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
         "[Jinja template](../guides/jinja-templates.md).",
-        "",
-        "Control tokens that they write:",
-        "",
-        "| template | control tokens |",
-        "|---|---|",
-    ]
-    for name, markers in template_markers().items():
-        lines.append(f"| `{name}` | {', '.join(code(marker) for marker in markers)} |")
-    lines += [
-        "",
-        "A control token that the tokenizer lacks is written as text and reported. If the tokenizer does not mark a",
-        "token such as `<tool_call>` as special, messages can write it, too. EOS and BOS come from the tokenizer.",
         "",
         "Details of the built-in templates:",
         "",
@@ -430,46 +483,33 @@ def formats_page() -> str:
         "were",
         "tested with.",
         "",
-        "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
-        "|---|---|---|---|---|---|---|",
     ]
     for one in export_formats():
-        row = "a row" if one.rows_kept else "a piece"
         reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
-        lines.append(
-            f"| `{one.name}` | {one.trainer} | {one.layout} | {row} | {one.shifted} | {one.bounds} | {reader} |"
-        )
+        facts = f"{one.layout}; labels are shifted by {one.shifted}; bounds: {one.bounds}; reader: {reader}"
+        lines.append(f"- **`{one.name}`** for {one.trainer}: {facts}")
     lines.append("")
     return "\n".join(lines)
 
 
-# For each built-in template: the published rules that it follows, and the source of its rules for tools.
+# For each built-in template: the published rules that it follows.
 FOLLOWED = {
-    "chatml": ("ChatML, as the template of Qwen2.5", "Hermes, in the words of Qwen2.5"),
-    "llama2": ("the template of Llama 2", "no own rules; Hermes format"),
-    "llama3": (
-        "the template of Llama 3; later ones add a date: use `template: tokenizer`",
-        "no own rules; Hermes format",
-    ),
-    "zephyr": ("the template of Zephyr 7B beta", "no own rules; Hermes format"),
-    "alpaca": (
-        "Stanford Alpaca, with a line break after `### Response:` as in its successors",
-        "no own rules; Hermes format",
-    ),
-    "plain": ("none: contents one after another, EOS after each answer", "no own rules; Hermes format"),
-    "mistral": (
-        "mistral-common, version 3: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a byte-level tokenizer, "
-        "Nemo; for other versions use `template: tokenizer`",
-        "its own",
-    ),
+    "chatml": "ChatML, and tools, as the template of Qwen2.5",
+    "llama2": "the template of Llama 2",
+    "llama3": "the template of Llama 3; later ones add a date: use `template: tokenizer`",
+    "zephyr": "the template of Zephyr 7B beta",
+    "alpaca": "Stanford Alpaca, with a line break after `### Response:` as in its successors",
+    "plain": "none: contents one after another, EOS after each answer",
+    "mistral": "mistral-common, version 3, and its tools: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a "
+    "byte-level tokenizer, Nemo; for other versions use `template: tokenizer`",
 }
 
 
 NOTES = """\
 - Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer, except empty ones, with an
   empty line between them. `llama2` has BOS before each pair of a request and an answer; one of them may be missing.
-- No built-in template adds a system message; Qwen2.5's own template does. Set `default_system` to add one. `alpaca`
-  and `mistral` ignore an empty system message. Only the first message is the system message of `alpaca`; a later one
+- No built-in template adds a system message, as Qwen2.5's own template does; `default_system` adds one. `alpaca` and
+  `mistral` ignore an empty one. Only the first message is the system message of `alpaca`; a later one
   has no heading.
 - White space around contents is kept, unless the family removes it: `llama3` removes it around every content;
   `llama2` around all contents but the system message, and not between it and the request; `mistral` removes spaces
@@ -492,8 +532,8 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error has a code that does not change between versions. `make schemas` generates this page from",
-        "`tasks/core/error_codes.py`.",
+        "Every error has a code that does not change between versions. The message names the place, the value, and,",
+        "where it helps, cause and fix. `make schemas` generates this page from `tasks/core/error_codes.py`.",
         "",
         "| exit code | meaning |",
         "|---|---|",
@@ -504,24 +544,18 @@ def errors_page() -> str:
         "early if the first hundred conversations all have the same one of E238, E243, E417, and E418, because then it",
         "is the template. Other errors end the command.",
         "",
-        "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
-        "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
-        "environment has the same effect, and makes every command print each error as one line of JSON",
-        "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
+        "[`PACKCORPUS_JSON=1`](environment-variables.md) prints each error as one line of JSON on standard error, and",
+        "`PACKCORPUS_DEBUG=1` adds the traceback.",
     ]
     for digit, title in GROUPS.items():
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| code | reason | exit | meaning | fix |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.fix} |"
-            for code in CODES.values()
-            if code.code[1] == digit
-        ]
+        codes = [code for code in CODES.values() if code.code[1] == digit]
+        usual, _ = Counter(code.exit for code in codes).most_common(1)[0]
+        lines += ["", f"## {title}", "", f"Exit code {usual}, unless another is given.", ""]
+        for code in codes:
+            exit_code = f", exit&nbsp;{code.exit}" * (code.exit != usual)
+            lines.append(
+                f"- **{code.code}** `{code.reason}`{exit_code}: {code.meaning}" + f" *{code.fix}*" * bool(code.fix)
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -548,8 +582,8 @@ def python_page() -> str:
         NOTE,
         "# Python",
         "",
-        "`import packcorpus` has everything below and loads no other library: each name loads what it needs. A module",
-        "of your own called `train`, `tasks`, or `pipeline` is never mixed up with ours.",
+        "`import packcorpus` has everything below, and each name loads what it needs. A module of your own called",
+        "`train`, `tasks`, or `pipeline` is never mixed up with ours.",
         "",
     ]
     for title, names in API.items():
@@ -566,9 +600,7 @@ def python_page() -> str:
         "dict of values that the message names. [Errors](errors.md) lists the codes. In a traceback, the last line has",
         "cause and fix.",
         "",
-        "| class | meaning |",
-        "|---|---|",
-        *(f"| `{name}` | {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])} |" for name in ERRORS),
+        *(f"- `{name}`: {cell(inspect.getdoc(getattr(packcorpus, name)).partition(chr(10))[0])}" for name in ERRORS),
         "",
     ]
     return "\n".join(lines)
@@ -596,7 +628,7 @@ def _signature(name: str, value: Any) -> list[str]:
 
 
 def _markdown(value: Any) -> list[str]:
-    """Return a docstring as Markdown: tables of attributes, and indented code as blocks."""
+    """Return a docstring as Markdown, with tables of attributes and blocks of code."""
     paragraphs = re.split(r"\n\n+", inspect.getdoc(value) or "")
     lines: list[str] = []
     for paragraph in paragraphs:
@@ -605,7 +637,7 @@ def _markdown(value: Any) -> list[str]:
         elif re.match(r"[\w, ]+?  +\S", paragraph):
             entries = re.split(r"\n(?=\S)", re.sub(r";   (?=\w+   )", "\n", paragraph))
             pairs = [re.split(r"  +", " ".join(entry.split("\n")), maxsplit=1) for entry in entries]
-            lines += ["| | |", "|---|---|", *(f"| `{names}` | {prose(text)} |" for names, text in pairs), ""]
+            lines += [*(f"- `{names}`: {prose(text)}" for names, text in pairs), ""]
         else:
             lines += [paragraph, ""]
     return lines[:-1]

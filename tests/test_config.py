@@ -72,6 +72,7 @@ DEFAULTS = {
     "loss_weight": "none",
     "reasoning": "keep",
     "template_options": {},
+    "unknown_markers": "error",
     "default_system": None,
     "vocab_size": 8192,
     "template_date": "2026-01-01",
@@ -147,6 +148,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "empty_reasoning": "mask",
         "train_parts": {"reasoning": False, "content": True, "calls": True},
         "template_options": {"enable_thinking": False},
+        "unknown_markers": "text",
         "default_system": "Be brief.",
         "overlong": "split",
         "split_at": "tokens",
@@ -542,7 +544,11 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"neighbors": "distinct", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
-    assert {*values} == {*WITHOUT_PACKING} == {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix"}
+    assert (
+        {*values}
+        == {*WITHOUT_PACKING}
+        == {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"}
+    )
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)

@@ -249,6 +249,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
         sources=[{"path": "corpora/*.json*"}],
         tokenizer=str(SHARED / "tokenizers" / "mistral_v3_32k.model"),
         template="chatml",
+        unknown_markers="text",
         train_on="assistant",
         overlong="drop",
     )

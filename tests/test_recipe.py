@@ -105,6 +105,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "content_tokens": (["-*"], True),
     "loss_weight": ("data", True),
     "max_record_bytes": (1 << 20, True),
+    "unknown_markers": ("text", False),
 }
 
 

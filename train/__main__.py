@@ -16,9 +16,9 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.tasks.core.errors import InputMissing, Interrupted, UsageError
 from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
-from packcorpus.tasks.core.printable import printable
+from packcorpus.tasks.core.printable import printable, suggest
 from packcorpus.train.machine import process
 from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
 
@@ -90,8 +90,12 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
     from packcorpus.train.machine import devices
 
     with or_stop_all():
-        options = parser().parse_args(arguments)
-        use_corpus(options)
+        try:
+            options = parser().parse_args(arguments)
+            use_corpus(options)
+        except (InputMissing, UsageError):
+            _check_command(arguments)
+            raise
         config = config_of(options)
         corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
         config.check_evaluation(corpus.name, corpus.rows("validation"))
@@ -129,6 +133,17 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
         if (known := ranks.ring(error)) is not error:
             raise known from error
         raise
+
+
+def _check_command(arguments: list[str]) -> None:
+    """Raise UsageError if the first argument is a misspelled command and no corpus."""
+    from packcorpus.train.data.corpus import locate
+
+    if arguments and (hint := suggest(arguments[0], COMMANDS)):
+        try:
+            locate(arguments[0])
+        except InputMissing:
+            raise UsageError("bad_command_line", f"{arguments[0]}: no such command or corpus{hint}") from None
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def init(
     format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
     columns: Annotated[
         list[str] | None,
-        option("OURS=YOURS", "A key of the format and its name in the files, such as instruction=frage; repeatable."),
+        option("OURS=YOURS", "A key of the format and its name in the files, such as instruction=ticket; repeatable."),
     ] = None,
     roles: Annotated[
         list[str] | None, option("OURS=YOURS", "A role and its name in the files, such as user=customer; repeatable.")

@@ -36,6 +36,7 @@ from packcorpus.tasks.corpus.summary import (
     setting_facts,
     steps_of_split,
     token_facts,
+    unknown_markers,
     unused_keys,
     waiting_line,
 )
@@ -240,6 +241,8 @@ def print_noticed(noticed: Mapping[str, Any], console: Console) -> None:
         indented(console, table)
     for line in explain_undefined(noticed.get("undefined_names", {})):
         print_remark(line, console)
+    for line in unknown_markers(noticed):
+        print_remark(line, console)
     if lines := content_tokens(noticed.get("content_tokens", {})):
         print_remark(f"tokens written by content: {', '.join(lines)}", console)
     for number, line in enumerate(unused_keys(noticed.get("unused_keys", {}))):
@@ -357,6 +360,8 @@ WORDS = {
     "ledger.samples.apart": "with turns: apart:",
     "ledger.context.tokens": "",
     "ledger.context.left_out": "left out of the context:",
+    "ledger.reasoning.dropped": "reasoning that is dropped:",
+    "ledger.reasoning.unwritten": "reasoning that the template leaves out:",
     "ledger.pieces.packed": "pieces",
     "ledger.pieces": "pieces",
     "ledger.pieces.later": "pieces without the beginning",
@@ -377,6 +382,7 @@ WORDS = {
     "rows": "rows of",
     "shards": "shards of",
     "noticed": "noticed:",
+    "markers": "conversations with marker",
 }
 
 

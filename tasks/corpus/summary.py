@@ -191,7 +191,7 @@ def packing_facts(manifest: Manifest) -> list[Fact]:
 
 
 # What a manifest noticed by name, besides the counts of `noticed_facts`.
-NOTICED_NAMES = frozenset(("content_tokens", "undefined_names", "unused_keys"))
+NOTICED_NAMES = frozenset(("content_tokens", "undefined_names", "unknown_markers", "unused_keys"))
 
 
 def noticed_facts(noticed: Mapping[str, Any]) -> list[Fact]:
@@ -227,6 +227,8 @@ def notes(manifest: Manifest) -> Iterator[Note]:
     yield from (Note(sentence(fact), "empty_prompts", count=noticed["empty_prompts"]) for fact in empty)
     for line in explain_undefined(manifest.undefined_names):
         yield Note(f"note: {line}", "undefined_names", names=manifest.undefined_names)
+    for line in unknown_markers(noticed):
+        yield Note(f"note: {line}", "unknown_markers")
     for line in explain_empty_blocks(noticed, sections_of_config(manifest.config)):
         yield Note(f"note: {line}", "empty_blocks", noticed=noticed)
     if lines := unused_keys(unused):
@@ -296,7 +298,20 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
 
     With `is_sample`, the ledger is predicted from a part of the data.
     """
-    duplicates = ledger.conversations.duplicates
+    duplicates, reasoning = ledger.conversations.duplicates, ledger.reasoning
+    about = "about " * is_sample
+    if reasoning and (dropped := reasoning.dropped):
+        count = counted(dropped.answers, "answer")
+        line = f"reasoning: drop leaves out the reasoning of {about}{count} ({about}{counted(dropped.tokens, 'token')})"
+        could = ", although the template can write it; to train on it, set  reasoning: keep" * reasoning.template_writes
+        yield f"{line}{could}"
+    if reasoning and (unwritten := reasoning.unwritten):
+        count, tokens = counted(unwritten.answers, "earlier answer"), counted(unwritten.tokens, "token")
+        them = "it is" if unwritten.answers == 1 else "they are"
+        yield (
+            f"the template leaves out the reasoning of {about}{count} ({about}{tokens}), as at inference; {them} not "
+            "trained on"
+        )
     if duplicates:
         count = counted(duplicates, "conversation")
         has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
@@ -423,6 +438,16 @@ def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
         for token, roles in often[:MOST_TOKENS]
     ]
     return lines + [f"{len(often) - MOST_TOKENS:,} more tokens"] * (len(often) > MOST_TOKENS)
+
+
+def unknown_markers(noticed: Mapping[str, Any]) -> list[str]:
+    """Return a printable line about markers that the tokenizer lacks, if any."""
+    counts = {marker: of["conversations"] for marker, of in noticed.get("unknown_markers", {}).items()}
+    often = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = [f"{printable(marker)} in {counted(count, 'conversation')}" for marker, count in often[:MOST_TOKENS]]
+    listed += [f"{len(often) - MOST_TOKENS:,} more markers"] * (len(often) > MOST_TOKENS)
+    line = "the template writes markers that the tokenizer lacks, so they are encoded as text"
+    return [f"{line}: {', '.join(listed)} (unknown_markers: text)"] * bool(often)
 
 
 def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -210,7 +210,7 @@ def settings_of_sources(
     names: dict[str, list[str]] = {}
     for ours, theirs in _pairs(roles, "--roles user=customer"):
         names.setdefault(ours, []).append(theirs)
-    given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
+    given = {"columns": dict(_pairs(columns, "--columns instruction=ticket")), "roles": names, "ignore": list(ignore)}
     return {"format": format} | {name: value for name, value in given.items() if value}
 
 

@@ -44,9 +44,9 @@ from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
 from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
-from packcorpus.tasks.tokenization.tokenize_part import APART, AS_RENDERED, LEFT_OUT, PRICE, noticed_in
+from packcorpus.tasks.tokenization.tokenize_part import APART, AS_RENDERED, LEFT_OUT, PRICE, REASONING, noticed_in
 
-COUNTED = (*APART, *LEFT_OUT, *PRICE, *AS_RENDERED)  # counts of receipts that a ledger sums up
+COUNTED = (*APART, *LEFT_OUT, *PRICE, *REASONING, *AS_RENDERED)  # counts of receipts that a ledger sums up
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
 
@@ -178,7 +178,7 @@ def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int, rows: i
     config, account = chosen.recipe.config, chosen.account
     least = account.total("places") + (account.alignment or 0) if config.packing else 0
     rejected = {reject.reason: round(reject.expected / chosen.scale) for reject in rejects}
-    found = make_ledger(_receipts(chosen), account, rejected, least, rows / chosen.scale, config)
+    found = make_ledger(_receipts(chosen), account, rejected, least, rows / chosen.scale, chosen.recipe)
     values = scaled_by(found.model_dump(), chosen.scale)
     tokens = values["tokens"]
     if config.packing and config.padding == "row":
@@ -190,7 +190,8 @@ def scaled_by(values: Any, scale: float) -> Any:
     """Scale all integers of a JSON value; other numbers are shares."""
     if isinstance(values, dict):
         return {name: scaled_by(value, scale) for name, value in values.items()}
-    return round(values * scale) if isinstance(values, int) else values
+    is_count = isinstance(values, int) and not isinstance(values, bool)
+    return round(values * scale) if is_count else values
 
 
 def _receipts(chosen: Selection) -> list[dict[str, Any]]:

@@ -135,7 +135,8 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     config, records = recipe.config, sample.records
     weighted = config.reads_loss_weights
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted)
+    name = config.checked_tokenizer
+    preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted, name)
     start, out = time.process_time(), pa.BufferOutputStream()
     unused, schema = count_unused_keys(sample, weighted), tokens_schema(config.packing, weighted)
 

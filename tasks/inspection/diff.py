@@ -185,6 +185,7 @@ def _counted(manifest: Manifest) -> dict[str, Any]:
         "content": {
             f"{token} {role}": n for token, roles in manifest.content_tokens.items() for role, n in roles.items()
         },
+        "markers": {marker: of["conversations"] for marker, of in manifest.unknown_markers.items()},
         "unused": {f"{source} {key}": n for source, keys in manifest.unused_keys.items() for key, n in keys.items()},
     }
 

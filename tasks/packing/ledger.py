@@ -27,6 +27,7 @@ from packcorpus.tasks.tokenization.tokenize_part import (
     AS_RENDERED,
     LEFT_OUT,
     PRICE,
+    REASONING,
     counts_in,
     noticed_in,
 )
@@ -264,7 +265,7 @@ def plan_facts(
     if layout.has_several_lengths:
         facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
     facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places, rows, config).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places, rows, recipe).model_dump(),
         "packing_metadata": _packing_metadata(config, account, rows, room, written),
         "sources": source_facts(recipe, receipts, account),
         "mixture": mixture_facts(recipe, account),
@@ -294,13 +295,13 @@ def make_ledger(
     rejected: dict[str, int],
     places: int,
     rows: float,
-    config: Config,
+    recipe: Recipe,
 ) -> Ledger:
     """Build the manifest's ledger, and check that it balances.
 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
     """
-    lost, samples = account.lost, account.samples
+    config, lost, samples = recipe.config, account.lost, account.samples
     packed, separators = account.total("places"), account.total("separators")
     encoded = sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
     values = {
@@ -338,6 +339,8 @@ def make_ledger(
         },
         "context": {"tokens": packed - account.total("trained"), "left_out": left_out(receipts)},
     }
+    if reasoning := left_out_reasoning(receipts, recipe):
+        values["reasoning"] = reasoning
     if samples:
         repeated = samples["repeated_prompt_tokens"] / max(1, packed)
         values["samples"] = samples | {
@@ -400,6 +403,17 @@ def ways_out(
 def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return what settings left out of the context, by role."""
     return {name.removeprefix("left_out_"): count for name, count in counts_in(receipts, LEFT_OUT).items()}
+
+
+def left_out_reasoning(receipts: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, Any] | None:
+    """Return the reasoning that is in no row; None if there is none."""
+    counts = counts_in(receipts, REASONING)
+    if not counts:
+        return None
+    facts = {name: counts.get(count, 0) for name, count in zip(("answers", "tokens"), REASONING, strict=True)}
+    if recipe.config.reasoning == "keep":
+        return {"unwritten": facts}
+    return {"dropped": facts, "template_writes": recipe.template.writes_reasoning}
 
 
 def _packing_metadata(config: Config, account: Account, rows: int, places: int, written: Written) -> dict[str, Any]:

@@ -68,6 +68,7 @@ from packcorpus.tasks.storage.schemas import (
 )
 from packcorpus.tasks.storage.shards import ROWS
 from packcorpus.tasks.storage.token_files import TokenColumns
+from packcorpus.tasks.tokenization.checks import check_markers
 
 # The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
 # a column is a KeyError. If no checksum differs, such an error has another cause.
@@ -92,6 +93,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     file does not match its receipt.
     """
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
+    check_markers(recipe, receipts)
     read = sum(receipt["conversations"] for receipt in receipts)
     check_conversations(sum(receipt["accepted"] for receipt in receipts), recipe.config)
     files = [recipe.layout.token_file(key) for key in recipe.token_keys]

@@ -269,6 +269,23 @@ class SampleFacts(Facts):
     )
 
 
+class LeftOutReasoning(Facts):
+    """Reasoning of accepted conversations that is in no row."""
+
+    answers: int
+    tokens: int = Field(description="Tokens of the texts alone; they are not part of `encoded`.")
+
+
+class ReasoningFacts(Facts):
+    """Reasoning that is in no row, although its conversation is; only if there is any."""
+
+    dropped: LeftOutReasoning | None = Field(None, description="By `reasoning: drop`.")
+    template_writes: bool = Field(False, description="True if the template could have written the dropped reasoning.")
+    unwritten: LeftOutReasoning | None = Field(
+        None, description="Of earlier answers, which are not trained on: the template leaves it out, as at inference."
+    )
+
+
 class Ledger(Facts):
     """Where every conversation and every token went."""
 
@@ -277,6 +294,7 @@ class Ledger(Facts):
     tokens: Tokens
     samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
+    reasoning: ReasoningFacts | None = None
     as_rendered: AsRendered | None = None
 
     @property

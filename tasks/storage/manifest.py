@@ -67,8 +67,9 @@ class Manifest(Facts):
         "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "
         "`content_tokens`: how often conversations contain each added token that content may become, by role. "
         "`unused_keys`: how often each unused key of the records occurred, by source. `undefined_names`: in how many "
-        "places a template reads each name that nothing defines, by file. A count is absent if it is 0, "
-        "or if an earlier version did not record it."
+        "places a template reads each name that nothing defines, by file. `unknown_markers`: how many conversations "
+        "have each marker of the template that the tokenizer lacks. A count is absent if it is 0, or if an earlier "
+        "version did not record it."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
@@ -138,6 +139,10 @@ class Manifest(Facts):
     @property
     def undefined_names(self) -> dict[str, dict[str, int]]:
         return self._noticed_by("undefined_names")
+
+    @property
+    def unknown_markers(self) -> dict[str, dict[str, int]]:
+        return self._noticed_by("unknown_markers")
 
     def _noticed_by(self, name: str) -> dict[str, dict[str, int]]:
         counts = self.noticed.get(name, {})

@@ -43,6 +43,13 @@ def reasoning_of(message: Message) -> str:
     return match[1].strip() if match else ""
 
 
+def reasoning_texts(message: Message) -> list[str]:
+    """Return the texts, except blank ones, that `without_reasoning` removes."""
+    inline = INLINE.match(message.content) if message.role == "assistant" else None
+    texts = (message.reasoning, inline[1] if inline else "")
+    return [text.strip() for text in texts if text.strip()]
+
+
 def without_reasoning(message: Message) -> Message:
     """Return a message without reasoning in its field and in its content."""
     match = INLINE.match(message.content)

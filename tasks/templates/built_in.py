@@ -24,6 +24,7 @@ from packcorpus.tasks.core.errors import Reject, UsageError
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.templates.adjust import NO_CHANGE, Adjust
 from packcorpus.tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
+from packcorpus.tasks.templates.markers import find_unknown_markers
 from packcorpus.tasks.templates.placeholders import is_plain, with_contexts_joined
 from packcorpus.tasks.templates.sections import ALL_SECTIONS, CROSSED, Sections, splits
 from packcorpus.tasks.templates.spans import (
@@ -84,6 +85,7 @@ class BuiltIn(Template):
         self._headers_too = train_on == "all"
         self._family = BUILT_IN[name]
         self.markers_as_text = tuple(m for m in self._family.markers if not encoder.is_token(m))
+        self.unknown = find_unknown_markers(" ".join(self._family.markers), encoder, adjust.default_system or "")
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation; `trained` has one flag per message."""

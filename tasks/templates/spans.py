@@ -10,6 +10,7 @@ from packcorpus.tasks.conversations.model import ROLES, Conversation, is_blank
 from packcorpus.tasks.core.errors import PackError, Reject
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.templates.adjust import Adjust
+from packcorpus.tasks.templates.markers import UnknownMarkers
 from packcorpus.tasks.templates.sections import Sections
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Sample(NamedTuple):
     # Numbers of its trained answers with reasoning, and of those for which the template writes an empty block of it.
     reasoned: int = 0
     closed: int = 0
+    # Of the first sample: the indexes of earlier answers whose reasoning the template writes in no sample.
+    unwritten: tuple[int, ...] = ()
     # With `turns: as_rendered`: numbers of its trained answers whose prompts at inference are not the text before them,
     # and of those that are written differently; the messages whose reasoning it lacks, and those that it lacks
     # altogether, which are not trained on.
@@ -76,6 +79,8 @@ class Template(Protocol):
     name: str
     encoder: Encoder  # reference encoder of the template's tokenizer
     markers_as_text: tuple[str, ...]
+    unknown: UnknownMarkers = UnknownMarkers()
+    writes_reasoning: bool = False
     adjust: Adjust
     sections: Sections
 

@@ -17,13 +17,14 @@ earlier runs may have tokenized them. Neither check depends on parts, workers, o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,10 @@ from packcorpus.tasks.sources.sample_files import sample_files
 from packcorpus.tasks.storage.files import read_receipt, write_receipt
 from packcorpus.tasks.storage.keys import key_of
 from packcorpus.tasks.stores.mirror import mirror_of
+from packcorpus.tasks.templates.markers import explain_unknown
 from packcorpus.tasks.tokenization.prepare import Preparer, texts_of
 from packcorpus.tasks.tokenization.skeletons import forget_skeletons
+from packcorpus.tasks.tokenization.tokenize_part import unknown_markers_of
 
 TEXTS = 1500  # minimum number of texts to compare, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources to read; if the sources are smaller, all texts are compared
@@ -294,17 +297,40 @@ def failure_of(count: int, place: str, reason: str, message: str) -> DataError:
     return DataError(reason, f"{place}: {message}{alike}")
 
 
+def check_markers(recipe: Recipe, receipts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError if templates have written markers that the tokenizer lacks.
+
+    A part stops at the first of them. But earlier runs may have tokenized it, with another setting or version.
+    """
+    tokenizer, unknown = recipe.config.checked_tokenizer, recipe.template.unknown.alone
+    if not tokenizer or not unknown:
+        return
+    if markers := unknown_markers_of(receipts):
+        raise UsageError("unknown_marker", explain_unknown(recipe.template.name, [*markers], tokenizer))
+    for _, reject in islice(_rejects(recipe), FIRST):
+        if reject is None:
+            return
+
+
 def _rejects(recipe: Recipe) -> Iterator[tuple[str, Reject | None]]:
     """Yield the place of each conversation, with its reject if it cannot be prepared."""
     config = recipe.config
     for file in recipe.files:
         weighted = config.reads_loss_weights
-        preparer = Preparer(file, recipe.template, recipe.encoder, config.train_on, config.packing, weighted)
+        preparer = Preparer(
+            file,
+            recipe.template,
+            recipe.encoder,
+            config.train_on,
+            config.packing,
+            weighted,
+            config.checked_tokenizer,
+        )
         reader = RecordReader(
             container_named(file.container), file, max_record_bytes=config.max_record_bytes, decode=preparer.decode
         )
         for number, record in reader:
             [result] = preparer.prepare_all([record])
             if isinstance(result, PackError):
-                raise result
+                raise type(result)(result.reason, f"{file.name}:{number + 1}: {result}")
             yield f"{file.name}:{number + 1}", result if isinstance(result, Reject) else None

@@ -28,16 +28,24 @@ from packcorpus.tasks.conversations.formats import FORMAT_OF, role_names
 from packcorpus.tasks.conversations.model import Conversation, Message, PlainRecord, is_blank, tools_json, turns_json
 from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from packcorpus.tasks.conversations.unused_keys import UnusedKeys
-from packcorpus.tasks.core.errors import PackError, Reject
+from packcorpus.tasks.core.errors import PackError, Reject, UsageError
 from packcorpus.tasks.core.printable import counted
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.readers.strict_json import as_array, decode_block, same_strings
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.model import SourceFile
-from packcorpus.tasks.templates.adjust import reasoning_of
+from packcorpus.tasks.templates.adjust import reasoning_of, reasoning_texts
+from packcorpus.tasks.templates.markers import explain_unknown
 from packcorpus.tasks.templates.sections import explain_sections
 from packcorpus.tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
-from packcorpus.tasks.tokenization.samples import Prepared, TokenLayout, prepare_recorded, prepare_spans, strings_of
+from packcorpus.tasks.tokenization.samples import (
+    Prepared,
+    TokenLayout,
+    prepare_recorded,
+    prepare_spans,
+    strings_of,
+    unknown_markers_in,
+)
 from packcorpus.tasks.tokenization.skeletons import skeletons_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
@@ -58,7 +66,8 @@ class Preparer:
     """Prepare the records of one source file for one encoder and template.
 
     Without `packing`, a row is one conversation, with its messages and text. If `weighted`, the loss weights of turns
-    are read, and no record is treated as plain.
+    are read, and no record is treated as plain. With the name of a `tokenizer`, a marker that the template writes
+    and that it lacks stops the run.
     """
 
     def __init__(
@@ -69,8 +78,9 @@ class Preparer:
         train_on: TrainOn,
         packing: bool = True,
         weighted: bool = False,
+        tokenizer: str = "",
     ):
-        self._file, self._weighted = file, weighted
+        self._file, self._weighted, self._tokenizer = file, weighted, tokenizer
         self.left_out: Counter[str] = Counter()  # messages by role, and conversations with tools
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._skeletons = skeletons_of(template, train_on, role_names(file.format, dict(file.roles)))
@@ -105,7 +115,14 @@ class Preparer:
                 break
         waiting = [(result.conversation, result.trained) for result in results if isinstance(result, Pending)]
         samples = iter(self._template.all_samples(waiting))
-        return [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in results]
+        prepared = [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in results]
+        for number, result in enumerate(prepared if self._tokenizer and self._template.unknown.alone else ()):
+            if isinstance(result, list) and (markers := unknown_markers_in(result)):
+                others = [m for m in self._template.unknown.others for sample in result if m in sample.joined.decode()]
+                named = list(dict.fromkeys([*markers, *others]))
+                problem = explain_unknown(self._template.name, named, self._tokenizer)
+                return [*prepared[:number], UsageError("unknown_marker", problem)]
+        return prepared
 
     def _fill(self, record: object) -> list[Prepared] | Pending:
         """Return the samples of a record, or its conversation if it must be rendered."""
@@ -170,6 +187,13 @@ class Preparer:
             written = {k: weight for k, weight in of_turns.items() if k not in absent} if absent else of_turns
             sample.weights = weights_of_segments(sample.layout, written)
 
+    def _left_out_reasoning(self, conversation: Conversation, samples: Sequence[Sample]) -> list[list[str]]:
+        """Return the reasoning of each answer that is in no sample, as texts."""
+        messages = conversation.messages
+        if not self._template.adjust.drop_reasoning:
+            messages = tuple(messages[k] for k in samples[0].unwritten)
+        return [texts for message in messages if message.role == "assistant" and (texts := reasoning_texts(message))]
+
     def prepared(
         self, pending: Pending, samples: list[Sample] | Reject | PackError
     ) -> list[Prepared] | Reject | PackError:
@@ -181,7 +205,7 @@ class Preparer:
         try:
             strings, empty = strings_of(conversation), has_empty_prompt(conversation, trained)
             for sample in samples:
-                prepared = prepare_spans(conversation, sample, self._encoder, strings, empty)
+                prepared = prepare_spans(conversation, sample, self._encoder, strings, empty, self._template.unknown)
                 if not self._packing:
                     written = conversation
                     if sample.turn is not None:
@@ -192,6 +216,8 @@ class Preparer:
                 if prepared.layout.trained.any():
                     rendered.append(prepared)
             self._add_facts(rendered, conversation, trained)
+            if rendered:
+                rendered[0].reasoning = self._left_out_reasoning(conversation, samples)
         except Reject as reject:
             return reject
         if filled and [*map(comparable, filled)] != [*map(comparable, rendered)]:

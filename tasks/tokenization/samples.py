@@ -37,6 +37,7 @@ from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT
 from packcorpus.tasks.core.errors import Reject
 from packcorpus.tasks.encoders.encoder import Encoder, LeadingSpace, is_blank
 from packcorpus.tasks.encoders.texts import SEPARATOR
+from packcorpus.tasks.templates.markers import UnknownMarkers
 from packcorpus.tasks.templates.spans import TEXT, Sample, Span
 
 
@@ -62,6 +63,7 @@ class TokenLayout:
     after: int = -1  # index of the message that ends the sample before, or -1; later messages are trained on
     conversation: str = ""  # the layout of the conversation if the texts contain all its strings
     empty_prompt: bool = False  # the conversation has an answer to an empty prompt
+    markers: tuple[str, ...] = ()  # markers in the texts that the tokenizer lacks and that templates write
     in_last_round: bool = True  # it ends after the last user message that has an answer
     long_round: bool = False  # several answers follow this message
 
@@ -76,6 +78,7 @@ class Prepared(Struct, gc=False):
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
     weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
     unpaired: Unpaired | None = None  # calls and results without a partner, on the first sample of a conversation
+    reasoning: Sequence[Sequence[str]] = ()  # the texts of each answer that are in no sample, on the first sample
     unwritten: Sequence[str] = ()  # reasoning of trained answers that the sample lacks
     separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
 
@@ -96,13 +99,15 @@ def prepare_spans(
     encoder: Encoder,
     strings: tuple[list[str], int] | None = None,
     empty_prompt: bool = False,
+    unknown: UnknownMarkers = UnknownMarkers(),  # noqa: B008 - immutable
 ) -> Prepared:
     """Prepare a sample that a template has rendered.
 
-    `empty_prompt` is that of `TokenLayout`. Raises Reject if there are no spans.
+    `empty_prompt` is that of `TokenLayout`, and `unknown` are the markers that the tokenizer lacks. Raises Reject if
+    there are no spans.
     """
     segments = segments_of(sample.spans, encoder)
-    layout, texts = layout_of_tokens(segments, conversation, sample, "", empty_prompt), segments.texts
+    layout, texts = layout_of_tokens(segments, conversation, sample, "", empty_prompt, unknown), segments.texts
     separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
     return Prepared(layout, SEPARATOR.join(texts).encode(), *(strings or strings_of(conversation)), separate=separate)
 
@@ -154,7 +159,12 @@ class Segments(NamedTuple):
 
 
 def layout_of_tokens(
-    segments: Segments, conversation: Conversation, sample: Sample, layout: str, empty_prompt: bool
+    segments: Segments,
+    conversation: Conversation,
+    sample: Sample,
+    layout: str,
+    empty_prompt: bool,
+    unknown: UnknownMarkers,
 ) -> TokenLayout:
     """Return the token layout of a sample; `layout` and others are as in TokenLayout."""
     roles = tuple([message.role for message in conversation.messages])
@@ -175,6 +185,7 @@ def layout_of_tokens(
         after=sample.after,
         conversation=layout,
         empty_prompt=empty_prompt,
+        markers=unknown.within(segments.texts),
         in_last_round=sample.turn is None or sample.turn >= start,
         long_round=roles[start:].count("assistant") > 1,
     )
@@ -255,6 +266,15 @@ def _has_leading_space(rule: LeadingSpace, after: str, start: bool) -> bool:
     if after == "start":
         return rule != "none"
     return after == "control" and (rule == "each" or (rule == "template" and start))
+
+
+def unknown_markers_in(samples: Sequence[Prepared]) -> list[str]:
+    """Return the markers without a token that the template wrote into a conversation.
+
+    A marker that is also in a text of the conversation may be content, so it is left out.
+    """
+    markers = dict.fromkeys(marker for sample in samples for marker in sample.layout.markers)
+    return [marker for marker in markers if not any(marker in string for string in samples[0].strings)]
 
 
 # -- content tokens -----------------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ class Skeleton:
     """The samples of all conversations with the same shape, with gaps for the values.
 
     `strips` means that the template removes white space around values. `must_render` returns whether the template may
-    write given values differently. `objects` are the numbers of the values that are JSON objects.
+    write given values differently. `objects` are the numbers of the values that are JSON objects, and
+    `reasoning` those of the reasoning that is in no sample.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class Skeleton:
         must_render: Callable[[Sequence[str]], bool] | None,
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
+        reasoning: Sequence[int] = (),
     ):
         self._samples, self._layout, self._strips, self._must_render = samples, layout + SEPARATOR, strips, must_render
         self._objects, self._formats = objects, formats
+        self._reasoning = reasoning
         self._gaps = {gap for sample in samples for gap in sample.gaps}
         self.roles_with_results: tuple[str, ...] = ()  # the roles of a plain conversation with results of calls
         # Nearly always, there is one sample, which has every content once.
@@ -123,7 +126,9 @@ class Skeleton:
         # If the token layout has the layout, the strings are just the values. Otherwise they begin with the layout.
         strings = values if self._only else whole.split(SEPARATOR)
         try:
-            return self._filled(values, strings, content_digest(whole.encode()))
+            samples = self._filled(values, strings, content_digest(whole.encode()))
+            samples[0].reasoning = [[values[number].strip()] for number in self._reasoning]
+            return samples
         except UnicodeEncodeError:
             return None
 
@@ -255,7 +260,11 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
             if True in segments.trained:
                 has_all = sample.turn is None and gaps == every and is_plain(turns)
                 layout, empty = layout_of(turns) if has_all else "", has_empty_prompt(turns, trained)
-                samples.append(_SampleSkeleton(layout_of_tokens(segments, turns, sample, layout, empty), parts, gaps))
+                samples.append(
+                    _SampleSkeleton(
+                        layout_of_tokens(segments, turns, sample, layout, empty, self._template.unknown), parts, gaps
+                    )
+                )
         self._pieces += pieces
         strips = sides <= {0}
         if not samples or (0 in sides and not strips) or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
@@ -269,7 +278,14 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
                 return has_outer_space(values) or (outline.must_render is not None and outline.must_render(values))
 
             must_render = has_outer_space_or_must_render
-        return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats)
+        written = {number for sample in samples for number, _ in sample.gaps}
+        last, drops = outline.samples[-1].turn, self._template.adjust.drop_reasoning
+        earlier = turns.messages if last is None or drops else turns.messages[: last + 1]
+        # Whether a trained turn may lack its reasoning is checked by the template.
+        untrained = [message for message, flag in zip(earlier, trained, strict=False) if drops or not flag]
+        numbers = [int(gap[1]) for message in untrained for gap in GAP.finditer(message.reasoning)]
+        left_out = [number for number in numbers if number not in written]
+        return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats, left_out)
 
 
 def skeletons_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Skeletons:

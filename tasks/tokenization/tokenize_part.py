@@ -11,6 +11,7 @@ conversation. The receipt counts conversations, rejects, and cases that a user m
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -31,7 +32,7 @@ from packcorpus.tasks.storage.files import atomic_file, write_receipt
 from packcorpus.tasks.storage.schemas import offsets_of, to_arrow, tokens_schema
 from packcorpus.tasks.templates.spans import TEXT, Template
 from packcorpus.tasks.tokenization.prepare import Preparer, unused_keys_of
-from packcorpus.tasks.tokenization.samples import Prepared, count_content_tokens, merged
+from packcorpus.tasks.tokenization.samples import Prepared, count_content_tokens, merged, unknown_markers_in
 
 # Bytes gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_BYTES = 1 << 21
@@ -52,6 +53,8 @@ SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefi
 # What settings left out: messages by role, and conversations with tools.
 LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools")
 
+# Reasoning that a setting or the template leaves out of all samples: answers, and tokens of their reasoning.
+REASONING = ("reasoning_left_out", "reasoning_tokens_left_out")
 # How `turns: as_rendered` differs from inference: trained answers with another prompt, that are written differently,
 # and without their reasoning, and the tokens of this reasoning.
 AS_RENDERED = ("other_prompts", "other_answers", "without_reasoning", "unwritten_tokens")
@@ -81,7 +84,8 @@ def tokenize_part(
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     weighted, where = config.reads_loss_weights, partial(place_of, part)
     schema = tokens_schema(config.packing, weighted)
-    preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
+    name = config.checked_tokenizer
+    preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted, name)
     unused = unused_keys_of(part.file, weighted)
     reader, reporter = PartReader(part, config.max_record_bytes, preparer.decode), Reporter()
 
@@ -224,6 +228,9 @@ class Batch:
         self._count("unusual_order", np.count_nonzero(is_first & ~of_each("usual", bool)))
         self._count("empty_prompts", np.count_nonzero(is_first & of_each("empty_prompt", bool)))
         self._count("accepted", np.count_nonzero(is_first))
+        self._count_reasoning()
+        if any(layout.markers for layout in layouts):
+            self._count_unknown_markers()
         for unpaired in [prepared.unpaired for prepared in self._samples if prepared.unpaired]:
             for name, count in unpaired._asdict().items():
                 self._count(name, count)
@@ -261,6 +268,33 @@ class Batch:
     def _count(self, name: str, number: Any) -> None:
         if number:
             self._receipt[name] = self._receipt.get(name, 0) + int(number)
+
+    def _count_reasoning(self) -> None:
+        """Count the answers whose reasoning is left out, and its tokens."""
+        held = [(n, texts) for n, prepared in enumerate(self._samples) for texts in prepared.reasoning]
+        texts = [text for _, of_answer in held for text in of_answer]
+        encoded = None
+        while texts and encoded is None:
+            try:
+                encoded = self._encoder.encode(texts)
+            except TooSlow as error:
+                n = next(n for n, of_answer in held if error.text in of_answer)
+                raise DataError(error.reason, f"{self._place_of(self.records[n])}: {error}") from None
+            except Unencodable as error:  # it is left out, so nothing is lost
+                texts = [text for text in texts if text not in error.problems]
+        answers, tokens = REASONING
+        self._count(answers, len(held))
+        self._count(tokens, 0 if encoded is None else len(encoded.ids))
+
+    def _count_unknown_markers(self) -> None:
+        """Count the conversations with each marker that the tokenizer lacks."""
+        by_record: dict[int, list[Prepared]] = {}
+        for record, prepared in zip(self.records, self._samples, strict=True):
+            by_record.setdefault(record, []).append(prepared)
+        counts = Counter(marker for samples in by_record.values() for marker in unknown_markers_in(samples))
+        if counts:
+            counts.update(self._receipt.get("unknown_markers", {}))
+            self._receipt["unknown_markers"] = dict(sorted(counts.items()))
 
     def _count_apart(self, trained: np.ndarray, ends: np.ndarray, segments: np.ndarray, records: np.ndarray) -> None:
         """Count what `turns: apart` would add.
@@ -392,12 +426,21 @@ def _labelled(
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Add up the counts of noticed cases in receipts.
 
-    `content_tokens` and the counts of SELDOM and ANSWERS are left out if there are none.
+    `content_tokens`, `unknown_markers`, and the counts of SELDOM and ANSWERS are left out if there are none.
     """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
     sums |= counts_in(receipts, (*SELDOM, *ANSWERS))
-    return sums | ({"content_tokens": counts} if counts else {})
+    markers = {marker: {"conversations": count} for marker, count in unknown_markers_of(receipts).items()}
+    return sums | ({"content_tokens": counts} if counts else {}) | ({"unknown_markers": markers} if markers else {})
+
+
+def unknown_markers_of(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of conversations with each marker that the tokenizer lacks."""
+    sums: Counter[str] = Counter()
+    for receipt in receipts:
+        sums.update(receipt.get("unknown_markers", {}))
+    return dict(sorted(sums.items()))
 
 
 def counts_in(receipts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, int]:

@@ -34,6 +34,7 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     or setting, if a source is missing or the key differs from the manifest.
     """
     config, folder = config_for(manifest, corpus, config_file)
+    config._is_recorded = True
     recipe = recipe_of(config, folder, root, revisions_of(manifest), commit=commit_of_tokenizer(manifest, config))
     if difference := next(_differences(manifest, recipe), ""):
         raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
@@ -142,6 +143,8 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
     if manifest.ledger.conversations.duplicates is None:  # earlier versions did not count these
         is_earlier = True
         del now["ledger"]["conversations"]["duplicates"]
+        now["ledger"].pop("reasoning", None)
+        now["noticed"].pop("unknown_markers", None)
     if is_earlier:
         now["digest"] = then["digest"]
         if then == now:

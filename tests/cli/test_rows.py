@@ -304,7 +304,8 @@ def test_help_and_version() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom tasks.cli.app import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom packcorpus.tasks.cli.app import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
         "loaded = {'numpy', 'pyarrow', 'pydantic', 'rich', 'sentencepiece', 'tokenizers'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)"
     )

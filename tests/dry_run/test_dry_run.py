@@ -165,6 +165,7 @@ def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -
         {
             "sources": [{"path": str(SHARED / "corpora" / name)} for name in names],
             "tokenizer": str(SHARED / "tokenizers" / "mistral_v3_32k.model"),
+            "unknown_markers": "text",
             "overlong": "drop",
         }
     )

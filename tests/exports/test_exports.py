@@ -47,6 +47,7 @@ CORPORA: dict[str, dict[str, Any]] = {
         "template": "mistral",
         "sequence_length": 96,
         "overlong": "truncate",
+        "unknown_markers": "text",
     },
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},

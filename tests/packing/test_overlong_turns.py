@@ -56,6 +56,7 @@ RECORDS = [session(number, words) for number, words in zip(range(60), [4, 20, 40
 @pytest.mark.parametrize(("template", "kind"), PAIRS)
 def test_rows_have_the_turns_that_the_reference_keeps(template: str, kind: str, train_on: str, tmp_path: Path) -> None:
     settings = {"template": template, "tokenizer": str(kind_path(kind)), "train_on": train_on, "max_rejects": 1.0}
+    settings |= {"unknown_markers": "text"}
     path = pack_corpus(make_recipe(tmp_path, RECORDS, sequence_length=LENGTH, overlong="turns", **settings))
     verify(path)
     found, library = read_corpus(path), library_of(kind)

@@ -228,7 +228,7 @@ def test_same_bytes_on_real_data_for_any_workers_and_parts(tmp_path: Path) -> No
         (folder / "corpus.yaml").write_text(
             "name: real\nsources: [{path: gsm8k_train.jsonl}, {path: llamafactory_glaive_toolcall_en_demo.json}]\n"
             f"tokenizer: {SHARED}/tokenizers/mistral_v3_32k.model\noverlong: drop\nvalidation: 0.02\n"
-            f"part_size: {part_size}\n"
+            f"part_size: {part_size}\nunknown_markers: text\n"
         )
         manifest = pack(folder, "--config", "corpus.yaml", "--workers", workers)
         verify(manifest)

@@ -283,11 +283,11 @@ def find(name, *_):
 sys.meta_path.insert(0, type("Finder", (), {"find_spec": staticmethod(find)}))
 """
 STOPPED = """
-import packcorpus.tasks.cli.app
+from packcorpus.tasks.cli import app
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
-tasks.cli.app.find_manifest = stop
-tasks.cli.app.main()
+app.find_manifest = stop
+app.main()
 """
 LOADING = startup.INTERRUPTED.decode()
 

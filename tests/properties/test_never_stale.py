@@ -59,6 +59,7 @@ def resolved(folder: Path, **changes: Any) -> Recipe:
 OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "sequence_length": (64, {}),
     "train_on": ("all", {}),
+    "unknown_markers": ("text", {}),
     "turns": ("apart", {}),
     "reasoning": ("drop", {}),
     "empty_reasoning": ("mask", {}),

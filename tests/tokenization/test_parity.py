@@ -130,9 +130,8 @@ def test_every_rendered_text_of_a_small_corpus_is_compared(
         place = tmp_path_factory.mktemp("sample")
         (place / "own.jinja").write_text(JINJA)
         many = [record, *conversations(20)]
-        recipe = make_recipe(
-            place, many, template=template, tokenizer=str(kind_path(kind)), part_size=1024, max_rejects=1
-        )
+        common: dict[str, Any] = {"template": template, "tokenizer": str(kind_path(kind)), "unknown_markers": "text"}
+        recipe = make_recipe(place, many, part_size=1024, max_rejects=1, **common)
         assert set(sample(recipe)) == set(encoded_by(recipe, place))
 
     check()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from transformers import AutoTokenizer
 
 from packcorpus.tasks.conversations.model import Conversation, Message, as_openai
-from packcorpus.tasks.core.errors import DataError, InputMissing, Reject, UsageError
+from packcorpus.tasks.core.errors import InputMissing, Reject, UsageError
 from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
 from packcorpus.tasks.templates.spans import Sample
 from packcorpus.tasks.tokenization.samples import prepare_spans
@@ -93,7 +93,7 @@ class OfTokenizer(Dialog):
                 "model_missing", f"{folder}: has no tokenizer ({reason}); copy that of the corpus into it"
             ) from None
         if not self._tokenizer.chat_template:
-            raise DataError(
+            raise UsageError(
                 "bad_prompt", f"{folder}: has no chat template, and its corpus is missing; pack the corpus again"
             )
         ends = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []

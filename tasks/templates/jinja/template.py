@@ -52,6 +52,7 @@ from packcorpus.tasks.templates.jinja.turns.checks import Checked, Checks, has_g
 from packcorpus.tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
 from packcorpus.tasks.templates.jinja.turns.locate import Located
 from packcorpus.tasks.templates.jinja.turns.marks import Range
+from packcorpus.tasks.templates.markers import find_unknown_markers
 from packcorpus.tasks.templates.placeholders import GAP, is_placeholder
 from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections
 from packcorpus.tasks.templates.spans import TEXT, Outline, Sample, Template, TrainOn, Turns, has_flagged
@@ -104,6 +105,7 @@ class JinjaTemplate(Template):
     ):
         self.name, self.encoder, self.adjust, self.sections = name, encoder, adjust, sections
         self._source, self._turns, self._all = source, turns, train_on == "all"
+        self.unknown = find_unknown_markers(source, encoder, adjust.default_system or "")
         self._as_rendered = turns == "as_rendered"
         self._reads_marks = not self._all and re.search(r"\{%-?\s*generation\s*-?%\}", source) is not None
         try:
@@ -129,6 +131,10 @@ class JinjaTemplate(Template):
         self.engines = Engines(self._renderer, source, constants, date, ends)
         self._checks: dict[str, Checks] = {}  # by options of conversations as JSON
         self._cuts = Cuts(name, encoder, self._boundary, sections)
+
+    @property
+    def writes_reasoning(self) -> bool:  # type: ignore[override]
+        return ExpectedForms(self._source, self._renderer).written_reasoning is not None
 
     def knows_developer(self, conversation: Conversation) -> bool:
         return self._checks_for(conversation).forms.knows_developer
@@ -193,10 +199,10 @@ class JinjaTemplate(Template):
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, private)])
         self._require_own_controls(controls, job, conversation)
-        checks.require_texts(
+        unwritten = checks.require_texts(
             self._checked(rendering, job), job.messages, job.tools, private, partial(self._checked_with, job, rendering)
         )
-        return samples
+        return [samples[0]._replace(unwritten=tuple(unwritten)), *samples[1:]] if unwritten else samples
 
     def _checked(self, rendering: Rendering, job: Job) -> list[Checked]:
         """Return the samples of a rendering with the ranges of each trained message."""
@@ -478,6 +484,7 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
         sample._replace(
             turn=None if sample.turn is None else sample.turn - added,
             after=sample.after - added,
+            unwritten=tuple(k - added for k in sample.unwritten),
             unreasoned=tuple(k - added for k in sample.unreasoned),
             absent=tuple(k - added for k in sample.absent),
         )
@@ -520,6 +527,11 @@ class ByTools(Template):
         self.adjust, self.sections = default.adjust, default.sections
         self.engines = BothEngines(default.engines, tool_use.engines)
         self.undefined = (*default.undefined, *tool_use.undefined)
+        self.unknown = default.unknown | tool_use.unknown
+
+    @property
+    def writes_reasoning(self) -> bool:  # type: ignore[override]
+        return self._default.writes_reasoning or self._tool_use.writes_reasoning
 
     def of(self, conversation: Conversation) -> JinjaTemplate:
         """Return the template that renders a conversation."""

@@ -211,6 +211,7 @@ def test_any_conversation_equals_format_3(
     folder = tmp_path_factory.mktemp("hostile")
     always = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
     common = {"tokenizer": str(kind_path("sp_bpe_user_defined")), "template": "mistral", "train_on": train_on}
+    common |= {"unknown_markers": "text"}
     check_equal(*pack_both(folder, [always, *found], **common))
 
 

@@ -148,14 +148,24 @@ class Checks:
         never = self.forms.reasoning is ReasoningForm.NONE and bool(message.reasoning)
         never = never and not (message.tool_calls and self.forms.reasons_before_calls)
         self.require_reasoning(message, k, answer, never)
-        for call in message.tool_calls:
+        for n, call in enumerate(message.tool_calls):
             if self.forms.calls is None or not is_written(call.name, answer):
+                if n and self.forms.calls is not None:
+                    raise self._only_first_calls(k, n, len(message.tool_calls))
                 what = "tool calls" if self.forms.calls is None else "this call, although it writes others"
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {call.name!r}, but the template {self._name} does not write {what}; use a "
                     "template that does",
                 )
+
+    def _only_first_calls(self, k: int, written: int, count: int) -> Reject:
+        first = "the first" if written == 1 else f"the first {written:,}"
+        return Reject(
+            "calls_not_written",
+            f"messages[{k}] has {count:,} parallel calls, but the template {self._name} writes only {first} of them; "
+            "give each call a message of its own, followed by its result, or use a template that writes parallel calls",
+        )
 
     def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
         """Check that a text has the reasoning of a message, if it is ever written."""
@@ -176,21 +186,23 @@ class Checks:
 
     def require_texts(
         self, samples: Sequence[Checked], messages: Sequence[Any], tools: Any, private: str, render: Render
-    ) -> None:
+    ) -> list[int]:
         """Raise Reject if a sample lacks a text, or a trained turn has it in part only.
+
+        Returns the indexes of the messages whose reasoning is in none of the samples.
 
         If all texts are long, they are searched in each sample, in their order. A short text, or one beside reasoning,
         could be found by chance, so other conversations are rendered once more with marks in their texts. Each sample
-        is checked, for a template may write a message in some prompts only. Earlier reasoning is not required, because
-        many templates leave it out of the history at inference, too. The ids of calls and results only connect them,
-        and are not required either.
+        is checked, for a template may write a message in some prompts only. Earlier reasoning is counted and not
+        required, because many templates leave it out of the history at inference, too. The ids of calls and results
+        only connect them, and are not required either.
 
         A text of a trained turn is whole if it stands around its mark, as text or as JSON, within the turn. A template
         may change texts in other ways, such as to upper case. Such a text is marked at both ends, and the turn must
         have both marks with all letters and digits between them.
         """
         if not tools and all(_has_long_texts_in_order(sample, messages) for sample in samples):
-            return
+            return []
         trained = {k for sample in samples for k in sample.ranges}
         texts: list[Text] = []
         others: list[Text] = []  # keys and numbers, which cannot be marked
@@ -198,7 +210,7 @@ class Checks:
 
         def marked(required: Text) -> str:
             core = required.text.strip()
-            if not core or (required.is_reasoning and (required.k not in trained or self._as_rendered)):
+            if not core or (required.is_reasoning and self._as_rendered and required.k in trained):
                 return required.text
             texts.append(required)
             return with_marks(required.text, [(len(core) // 2, f"{mark}{len(texts) - 1}-")])
@@ -206,13 +218,18 @@ class Checks:
         rendered = render(*marked_texts(messages, tools, marked, others.append), False)
         are_alike = len(rendered) == len(samples)
         unsure: set[Text] = set()
+        reasoned: set[int] = set()  # whose reasoning is in a sample
         for n, sample in enumerate(samples):
             bare, places = without_marks(rendered[n].text, mark, re.IGNORECASE) if are_alike else ("", {})
             for number, required in enumerate(texts):
                 ranges = sample.ranges.get(required.k)
-                if required.k >= sample.end or (required.is_reasoning and ranges is None):
+                if required.k >= sample.end:
                     continue
-                if not (number in places if are_alike else is_written(required.text.strip(), sample.text)):
+                is_there = number in places if are_alike else is_written(required.text.strip(), sample.text)
+                if required.is_reasoning and ranges is None:
+                    reasoned |= {required.k} if is_there else set()
+                    continue
+                if not is_there:
                     raise self._missing(required, messages, private)
                 if ranges is not None and not (
                     bare == sample.text and _is_whole(required, bare, places[number], ranges)
@@ -223,6 +240,9 @@ class Checks:
                     raise self._missing(required, messages, private, is_written(required.text, sample.text))
         if unsure:
             self._require_ends(samples, unsure, messages, tools, private, render)
+        end = max(sample.end for sample in samples)
+        earlier = {required.k for required in texts if required.is_reasoning and required.k < end} - trained
+        return sorted(earlier - reasoned)
 
     def _require_ends(
         self,
@@ -275,6 +295,9 @@ class Checks:
                 "template that writes tools, or set `ignore: [tools]` if the tools are not needed",
             )
         role = messages[required.k]["role"]
+        of_call = re.search(r"\.tool_calls\[(\d+)\]$", required.place)
+        if of_call and int(of_call[1]) and not is_cut:  # the calls before it are written
+            return self._only_first_calls(required.k, int(of_call[1]), len(messages[required.k]["tool_calls"]))
         if is_cut or required.is_reasoning:
             return Reject(
                 "answer_not_written",

@@ -631,7 +631,9 @@ def test_a_turn_does_not_end_at_the_first_eos_token_if_its_content_follows() -> 
 def test_a_call_that_a_template_leaves_out_is_named() -> None:
     first = "{% for c in (m.tool_calls or [])[:1] %}<call>{{ c.function.name }} {{ c.function.arguments }}"
     source = LOOP + "{{ m.content }}" + first + "</call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
-    calls = [CALL, {**CALL, "function": {"name": "open", "arguments": {"x": 1}}}]
-    message = r"messages\[1\] calls 'open', but the template test.jinja does not write this call"
-    with pytest.raises(Reject, match=message):
-        samples_of(open_jinja(source), [user("a"), answer("", tool_calls=calls)])
+    for name in ("open", CALL["function"]["name"]):
+        calls = [CALL, *[{**CALL, "function": {"name": name, "arguments": {"x": 1}}}] * 2]
+        message = r"messages\[1\] has 3 parallel calls, but the template test.jinja writes only the first of them; give"
+        with pytest.raises(Reject, match=message) as caught:
+            samples_of(open_jinja(source), [user("a"), answer("", tool_calls=calls)])
+        assert caught.value.reason == "calls_not_written"
