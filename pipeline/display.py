@@ -26,10 +26,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import luigi
 
-from packcorpus.pipeline.progress import State, run, state
-from packcorpus.tasks.core.messages import JSON, is_on
-from packcorpus.tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
-from packcorpus.tasks.corpus.summary import explain_limits, explain_losses, fit_to_width, mixture_table, notes
+from packcorpus.pipeline.progress import STAGES, Stage, State, run, state
+from packcorpus.tasks.core.messages import JSON, Note, is_on, note_as_json
+from packcorpus.tasks.core.printable import (
+    aligned,
+    counted,
+    duration,
+    from_here,
+    lengths_in_words,
+    printable,
+    with_urls,
+)
+from packcorpus.tasks.corpus.summary import explain_limits, explain_losses, fit_to_width, lost_of, mixture_table, notes
 from packcorpus.tasks.dry_run.expected_mixture import expected_mixture
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
@@ -89,7 +97,7 @@ def show(message: str, **facts: Any) -> None:
     """Print a line for a person, or `facts` as JSON for a machine."""
     how = mode()
     if how == "json":
-        write(json.dumps(facts or {"note": message.removeprefix("note: ")}, default=str))
+        write(json.dumps(facts, default=str) if facts else note_as_json(message))
     elif how != "quiet":
         write(_wrapped(printable(message), room()))
 
@@ -124,7 +132,7 @@ def frame(now: State, how: Mode, width: int) -> str:
         f"{now.seconds:.1f} s",
         f"{duration(now.seconds_left)} left" if now.seconds_left is not None else "",
         *(
-            f"{label} {by_name[name].done:,}/{by_name[name].tasks:,}"
+            f"{label} {by_name[name].done:,}/{by_name[name].tasks:,}{_read(by_name[name])}"
             for name, label in (("tokens", "parts"), ("shards", "shards"))
             if name in by_name
         ),
@@ -134,6 +142,12 @@ def frame(now: State, how: Mode, width: int) -> str:
         f"{now.fill:.2f} % full" if now.fill else "",
     ]
     return "  ".join(filter(None, facts)) + "\n"
+
+
+def _read(stage: Stage) -> str:
+    """Return the share of the bytes that was read, if parts are being read."""
+    is_reading = stage.name == "tokens" and 0 < stage.share < 1
+    return f" ({100 * stage.share:.0f} % read)" if is_reading else ""
 
 
 def _drawn(now: State, width: int) -> list[str]:
@@ -155,6 +169,8 @@ def _drawn(now: State, width: int) -> list[str]:
         facts = ""
         if stage.name == "tokens" and now.conversations:
             facts = f"{now.conversations_per_second:,.0f} conversations/s · {now.tokens_per_second / 1e6:.2f} Mtok/s"
+        elif stage.name == "tokens" and (share := _read(stage)):
+            facts = share.strip(" ()")
         elif stage.name == "plan" and now.fill:
             facts = f"{now.rows:,} rows, {now.fill:.2f} % full"
         lines.add_row(
@@ -235,12 +251,16 @@ def announce(recipe: Recipe) -> None:
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
     rows, shards = f"rows of {lengths_in_words(config.row_lengths)} tokens", counted(len(recipe.shard_names), "shard")
-    show(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
+    facts = {"files": len(recipe.files), "bytes": size, "parts": len(recipe.parts), "shards": len(recipe.shard_names)}
+    text = f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}"
+    show(Note(text, "start", name=config.name, lengths=config.row_lengths, **facts))
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
-        show(f"note: written as text, because the tokenizer lacks these tokens: {markers}")
-    for line in (*recipe.notes, *expected_mixture(recipe)):
-        show(f"note: {line}")
+        text = f"note: written as text, because the tokenizer lacks these tokens: {markers}"
+        show(Note(text, "markers_as_text", tokens=recipe.template.markers_as_text))
+    for kind, lines in (("settings", recipe.notes), ("mixture", expected_mixture(recipe))):
+        for line in lines:
+            show(Note(f"note: {line}", kind))
     run.copies = recipe.copies
     start(config.name)
 
@@ -254,7 +274,7 @@ def proven(choice: EngineChoice | None) -> None:
         notes.append(f"Jinja2 renders all conversations, because minijinja writes {choice.rendering_differs}")
     for note in notes:
         if run.first(note):
-            show(f"note: {note}")
+            show(Note(f"note: {note}", "engine"))
 
 
 def status(task: luigi.Task) -> None:
@@ -294,10 +314,22 @@ def finished(task: luigi.Task) -> None:
         with suppress(Exception):  # the link on luigid's page
             task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
         stop()
-        reused = [part.is_reused for part in run.of("tokenize")]
-        if 0 < sum(reused) < len(reused):  # after sources were appended to, or after an interruption
-            show(f"reused {sum(reused):,} of {len(reused):,} parts from earlier runs")
+        if reused := _reused(task.recipe):
+            show(reused)
         _finish(load_manifest(task.recipe.published), task.output().path, f"packed in {duration(run.elapsed)}")
+
+
+def _reused(recipe: Recipe) -> Note | None:
+    """Say what of earlier runs this run has used, or return None if nothing."""
+    counts = {stage: sum(count.is_reused for count in run.of(stage)) for stage in STAGES}
+    if counts["plan"]:  # Luigi asks nothing about the parts of a plan that is there
+        counts["tokenize"] = len(recipe.parts)
+    every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names)}
+    what = ["the tokenizer"] * bool(counts["prepare"])
+    what += [f"tokens of {counts['tokenize']:,} of {counted(every['tokenize'], 'part')}"] * bool(counts["tokenize"])
+    what += ["the plan"] * bool(counts["plan"])
+    what += [f"{counts['write']:,} of {counted(every['write'], 'shard')}"] * bool(counts["write"])
+    return Note(f"reused: {', '.join(what)}", "reused", **counts) if what else None
 
 
 def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
@@ -333,17 +365,20 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         "read": conversations.read,
         **ends,
     }
+    lost = {name: {"lost": count, "of": of} for name, count, of in lost_of(ledger)}
     for line in explain_losses(ledger):
-        show(line)
+        show(Note(line, "lost", **lost))
     show(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
-    show(f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
+    text = f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
+    show(Note(text, "conversations", read=conversations.read, **ends))
     if ends["rejected"]:
         from packcorpus.tasks.packing.rejects import first_of_each
 
         listed = find_listed(folder, "rejects.jsonl", listed_file(manifest, folder, "rejects.jsonl").bytes)
-        show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
+        text = from_here(f"all rejects are in {with_urls(str(listed))}; the first of each reason:")
+        show(Note(text, "rejects", path=from_here(with_urls(str(listed))), reasons=conversations.rejected))
         for line in first_of_each(listed, conversations.rejected):
-            show(line)
+            show(Note(line, "reject"))
     _print_mixture(manifest, folder)
     for line in notes(manifest):
         show(line)
@@ -355,9 +390,10 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
     weighting = manifest.config.get("weighting")
     table = fit_to_width(mixture_table(manifest.mixture, weighting), room())
     if table:
-        show(f"mixture ({weighting}), in one pass over the training split:")
+        text = f"mixture ({weighting}), in one pass over the training split:"
+        show(Note(text, "mixture", entries=[entry.model_dump(mode="json") for entry in manifest.mixture]))
     for line in aligned(table):
-        show(line)
+        show(Note(line, "mixture_line"))
     left_out = manifest.ledger.conversations.dropped.get("weight", 0)
     if weighting == "token_share" and left_out:
         from packcorpus.tasks.inspection.lookup import sources_taken_whole
@@ -365,7 +401,7 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
         if limited := explain_limits(
             sources_taken_whole(manifest, folder), left_out, manifest.ledger.conversations.packed
         ):
-            show(limited)
+            show(Note(limited, "mixture", left_out=left_out))
 
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)

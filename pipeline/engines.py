@@ -22,8 +22,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -34,6 +35,7 @@ from packcorpus.pipeline.signals import signals
 from packcorpus.tasks.core.errors import Busy, InputMissing, PackError, PartMissing, UsageError
 from packcorpus.tasks.core.printable import suggest
 from packcorpus.tasks.core.process import of_memory
+from packcorpus.tasks.core.reading import Reading, reported_to
 from packcorpus.tasks.storage.files import remove_abandoned
 from packcorpus.tasks.stores.bucket import has_threads
 from packcorpus.tasks.work import Outcome, Work, attempt, load_modules
@@ -59,12 +61,21 @@ CANCELING = 2.0
 FORMS = ("here", "workers", "workers:N", "ray://auto", "ray://HOST:PORT")
 
 
+Take = Callable[[int, Reading], None]
+"""Takes the index of work, and how much of its part was read."""
+
+
+def ignore(index: int, reading: Reading) -> None:
+    """Do nothing."""
+
+
 class Engine(AbstractContextManager["Engine"], Protocol):
     """Run work in a `with` block; leaving the block releases the workers."""
 
-    def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
+    def map(self, steps: Sequence[Work], take: Take = ignore) -> Iterator[tuple[int, Outcome]]:
         """Run work in this order, and yield (index, outcome) of each as it ends.
 
+        Meanwhile, call `take` with the index and the Reading of a part that is being read; not on Ray.
         Raises the PackError of the first that fails, or Busy if the worker of one was lost ATTEMPTS times. Nothing
         further is started then.
         """
@@ -116,9 +127,10 @@ class Here:
     def __exit__(self, *_: object) -> None:
         """Do nothing: nothing is running."""
 
-    def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
+    def map(self, steps: Sequence[Work], take: Take = ignore) -> Iterator[tuple[int, Outcome]]:
         for index, step in enumerate(steps):
-            outcome = attempt(step)
+            with reported_to(partial(take, index)):
+                outcome = attempt(step)
             if outcome.error:
                 raise outcome.error
             yield index, outcome
@@ -158,7 +170,7 @@ class Workers:
             worker.end(deadline)
         self._workers = []
 
-    def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
+    def map(self, steps: Sequence[Work], take: Take = ignore) -> Iterator[tuple[int, Outcome]]:
         load_modules()  # once, before the workers are forked
         waiting, attempts = deque(range(len(steps))), [0] * len(steps)
         while len(self._workers) < min(self._count, len(steps)):
@@ -173,8 +185,12 @@ class Workers:
                         worker.connection.send(steps[index])
                     running[worker.connection] = worker, index
                 for connection in wait(list(running)):
-                    worker, index = running.pop(connection)
+                    worker, index = running[connection]
                     outcome = worker.receive()
+                    if isinstance(outcome, Reading):
+                        take(index, outcome)
+                        continue
+                    del running[connection]
                     if outcome is None:
                         if attempts[index] == ATTEMPTS:
                             raise lost(steps[index], worker.describe_end())
@@ -189,9 +205,11 @@ class Workers:
                     yield index, outcome
         except PackError:
             # A later run does not repeat the work that still ends in time.
-            deadline, left = time.monotonic() + PATIENCE, set(running)
-            while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
-                left.difference_update(ready)
+            deadline, left = time.monotonic() + PATIENCE, dict(running)
+            while left and (ready := wait(list(left), max(0.0, deadline - time.monotonic()))):
+                for connection in ready:
+                    if not isinstance(left[connection][0].receive(), Reading):
+                        del left[connection]
             raise
 
 
@@ -205,10 +223,10 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def receive(self) -> Outcome | None:
-        """Return the outcome of the work, or None if the worker is gone."""
+    def receive(self) -> Outcome | Reading | None:
+        """Return the outcome of the work, or its progress, or None if the worker is gone."""
         try:
-            outcome: Outcome = self.connection.recv()
+            outcome: Outcome | Reading = self.connection.recv()
             return outcome
         except (EOFError, OSError):
             return None
@@ -232,7 +250,12 @@ class _Worker:
 def _serve(connection: Connection, of_parent: Connection) -> None:
     signals.begin(is_worker=True)
     of_parent.close()  # if a fork kept the inherited end open, it would not notice that the parent is gone
-    with suppress(EOFError, OSError):
+
+    def report(reading: Reading) -> None:
+        with suppress(OSError):  # the parent is gone
+            connection.send(reading)
+
+    with suppress(EOFError, OSError), reported_to(report):
         while (work := connection.recv()) is not None:
             connection.send(attempt(work))
 
@@ -335,7 +358,7 @@ class OnRay:
                 return
             time.sleep(0.1)
 
-    def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
+    def map(self, steps: Sequence[Work], take: Take = ignore) -> Iterator[tuple[int, Outcome]]:
         ray, waiting = self._ray, deque(range(len(steps)))
         self._steps, self._running = steps, {}
         running = self._running

@@ -40,6 +40,7 @@ from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.error_codes import EXITS
 from packcorpus.tasks.core.errors import Interrupted, PackError, UsageError
 from packcorpus.tasks.core.messages import JSON
+from packcorpus.tasks.core.reading import Reading
 from packcorpus.tasks.recipe import Recipe, resolve
 from packcorpus.tasks.sources.model import Part
 from packcorpus.tasks.stores.urls import root_of, url_of
@@ -124,7 +125,11 @@ class _Task(luigi.Task):
             with open_engine(self.on, run.workers) if self.kind.are_steps else Here() as engine:
                 if not self.kind.are_steps:
                     counts[0].started = time.time()
-                for index, outcome in engine.map([works[number].decided() for number in left]):
+
+                def take(index: int, reading: Reading) -> None:
+                    counts[left[index]].reading = reading
+
+                for index, outcome in engine.map([works[number].decided() for number in left], take):
                     counts[left[index]].take(outcome)
                     if self.kind.are_steps:
                         display.status(self)

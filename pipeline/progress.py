@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import heapify, heapreplace
-from typing import Any
+from typing import Any, NamedTuple
 
 from packcorpus.tasks.core.process import peak_memory, versions_of
+from packcorpus.tasks.core.reading import Reading
 from packcorpus.tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.sources.model import Part
@@ -30,6 +31,7 @@ STAGES = {
 }
 # A byte of a compressed file is as much work as this many bytes of plain text, measured on chats.
 UNPACKED = 3.5
+NOTHING = Reading(0.0, 0.0, 0.0)
 _VERSIONS = ("packcorpus", "luigi", "pyarrow", "numpy", "sentencepiece", "tokenizers", "gigatoken", "orjson")
 
 
@@ -37,7 +39,8 @@ _VERSIONS = ("packcorpus", "luigi", "pyarrow", "numpy", "sentencepiece", "tokeni
 class Count:
     """The figures of one part, one shard, the plan, or the tokenizer.
 
-    `size` is the approximate work of a part, in bytes of plain text. `started` is a time.time(). A part of an earlier
+    `size` is the approximate work of a part, in bytes of plain text, of which `reading` says how much is done.
+    `started` is a time.time(). A part of an earlier
     run `is_reused` and has about `tokens_found` tokens.
     """
 
@@ -45,8 +48,14 @@ class Count:
     started: float = 0.0
     outcome: Outcome = Outcome()  # noqa: RUF009 - frozen
     tokens_found: float = 0.0
+    reading: Reading = NOTHING
     is_reused: bool = False
     is_done: bool = False
+
+    @property
+    def share(self) -> float:
+        """Return the share of the work that is done."""
+        return 1.0 if self.is_done else self.reading.share
 
     @property
     def seconds(self) -> float:
@@ -168,7 +177,7 @@ def state(name: str, now: Run = run) -> State:
     for stage, (_, label) in STAGES.items():
         if counts := now.of(stage):
             weights = [count.size if stage == "tokenize" else 1.0 for count in counts]
-            done = sum(weight * count.is_done for count, weight in zip(counts, weights, strict=True))
+            done = sum(weight * count.share for count, weight in zip(counts, weights, strict=True))
             share = done / sum(weights) if any(weights) else 1.0
             stages.append(Stage(label, len(counts), sum(count.is_done for count in counts), share))
     ran = [count for count in now.of("tokenize") if count.started]
@@ -200,29 +209,49 @@ def seconds_left(now: Run) -> float | None:
     A large last part counts in full even if the other workers have nothing left to do.
     """
     parts, plan, shards = now.of("tokenize"), now.of("plan"), now.of("write")
-    measured = [part for part in parts if part.outcome.cpu > 0]
+    measured = [_Measured(part.size, part.outcome.seconds, part.outcome.cpu) for part in parts if part.outcome.cpu > 0]
+    reading = [part for part in parts if not part.is_done and part.reading.cpu > 0]
+    measured += [_Measured(part.size * part.share, part.reading.seconds, part.reading.cpu) for part in reading]
     is_planned = any(count.is_done for count in plan)
     waiting = 1.0  # if other processes also use the cores, everything takes longer by this ratio
     if measured:
-        waiting = max(1.0, sum(part.outcome.seconds for part in measured) / sum(part.outcome.cpu for part in measured))
+        waiting = max(1.0, sum(part.seconds for part in measured) / sum(part.cpu for part in measured))
     left, ahead = 0.0, 1.0
-    if not is_planned and (unread := [part.size for part in parts if not part.is_done]):
+    if not is_planned and (unread := [part.size * (1 - part.share) for part in parts if not part.is_done]):
         read = sum(part.size for part in measured)
         if not read:
             return None
-        pace = sum(max(part.outcome.cpu - TASK, part.outcome.cpu / 4) for part in measured) / read
+        pace = sum(max(part.cpu - TASK, part.cpu / 4) for part in measured) / read
         left += _makespan([(size * pace + TASK) * waiting for size in sorted(unread, reverse=True)], now.workers)
         ahead = 1 + sum(unread) / read
     tokens = now.total("tokens") * ahead + sum(part.tokens_found for part in parts)
     if not is_planned:
         expected = TASK + plan_seconds(now.total("conversations") * ahead * max(1, now.copies), tokens)
-        left += max(expected * waiting - sum(count.seconds for count in plan), 0.0)
+        left += _remaining(expected * waiting, plan)
     written = [shard.outcome.seconds for shard in shards if shard.is_done]
     # Use the cost model until a shard of this run is written.
     of_shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * now.copies / max(len(shards), 1)) * waiting
     if written:
         of_shard = sum(written) / len(written)
-    return left + _makespan([of_shard] * (len(shards) - len(written)), now.workers) + COMMIT * waiting
+    return (
+        left
+        + _makespan([of_shard] * (len(shards) - len(written)), now.workers)
+        + _remaining(COMMIT * waiting, now.of("publish"))
+    )
+
+
+class _Measured(NamedTuple):
+    """What was read of a part: bytes of plain text, seconds, and CPU seconds."""
+
+    size: float
+    seconds: float
+    cpu: float
+
+
+def _remaining(expected: float, counts: Sequence[Count]) -> float:
+    """Return the seconds left of work; if it takes longer than expected, half as long."""
+    spent = sum(count.seconds for count in counts)
+    return max(expected - spent, spent / 2)
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:

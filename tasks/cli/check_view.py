@@ -167,9 +167,11 @@ def _print_figures(run: Prediction, console: Console) -> None:
     if run.packing_efficiency is not None:
         facts.append(Fact("efficiency", f"{mark}{run.packing_efficiency:.2f} %"))
     sizes = ", ".join(f"{name.replace('_', ' ')} {in_bytes(size)}" for name, size in run.bytes_on_disk.items())
+    free = "" if run.disk_free_bytes is None else f"; {in_bytes(run.disk_free_bytes)} free"
+    limit = f"; it may use {in_bytes(run.memory_limit_bytes)}" if run.memory_limit_bytes else ""
     facts += [
-        Fact("on disk", f"~ {in_bytes(sum(run.bytes_on_disk.values()))}", note=sizes),
-        Fact("memory", f"~ {in_bytes(run.peak_memory_bytes)}", note="of the largest process"),
+        Fact("on disk", f"~ {in_bytes(sum(run.bytes_on_disk.values()))}", note=f"{sizes}{free}"),
+        Fact("memory", f"~ {in_bytes(run.peak_memory_bytes)}", note=f"of the largest process{limit}"),
         Fact("time", f"~ {duration(run.seconds)}", note=_workers(run)),
     ]
     print_facts(facts, console)

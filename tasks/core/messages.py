@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import Self
 
 from packcorpus.tasks.core.error_codes import CODES
 from packcorpus.tasks.core.errors import Bug, Interrupted, PackError, StorageError
@@ -25,6 +26,29 @@ from packcorpus.tasks.core.process import limit_reached
 FIRST_AFTER, EVERY = 3.0, 10.0  # seconds between notes
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
 JSON, DEBUG = "PACKCORPUS_JSON", "PACKCORPUS_DEBUG"
+
+
+class Note(str):
+    """A line for a person, with a kind and figures for a machine.
+
+    Its prefix "note: " is only for the person.
+    """
+
+    __slots__ = ("kind", "values")
+
+    kind: str
+    values: Mapping[str, object]
+
+    def __new__(cls, text: str, kind: str, **values: object) -> Self:
+        note = super().__new__(cls, text)
+        note.kind, note.values = kind, values
+        return note
+
+
+def note_as_json(text: str) -> str:
+    """Return one line of JSON: the text, its kind, and its figures, if it has some."""
+    kind, values = (text.kind, text.values) if isinstance(text, Note) else ("other", {})
+    return json.dumps({"note": text.removeprefix("note: "), "kind": kind, "values": values}, default=str)
 
 
 def is_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -96,7 +120,7 @@ def show_notes_with(show: Callable[[str], None]) -> None:
 
 def show_note(text: str) -> None:
     """Show a note at once, like a note about a long operation."""
-    _show(f"note: {text}")
+    _show(Note(f"note: {text}", "waiting"))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -82,6 +83,38 @@ def may_allocate(size: int) -> bool:
         (limit := resource.getrlimit(number)[0]) == resource.RLIM_INFINITY or _used(column) + size <= limit
         for number, column in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
     )
+
+
+def memory_limit() -> int | None:
+    """Return the bytes of memory that this process may use, or None if unknown.
+
+    That is the memory of the machine, or less if a control group (a container's `--memory`) limits it.
+    """
+    limits = []
+    with suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        root, name = CGROUPS, "memory.max"  # version 2
+        if controllers:
+            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
+            if "memory" not in controllers.split(","):
+                continue
+        group = root if ".." in path else root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # `max` is not a number
+                limits.append(int((folder / name).read_text()))
+            if folder == root:
+                break
+    return min(limits, default=None)
+
+
+def free_disk(folder: Path) -> int | None:
+    """Return the bytes that can be written below a folder, which may not exist yet."""
+    for existing in (folder.absolute(), *folder.absolute().parents):
+        with suppress(OSError):
+            return shutil.disk_usage(existing).free
+    return None
 
 
 def _used(column: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from packcorpus.tasks.conversations.unused_keys import OTHERS
+from packcorpus.tasks.core.messages import Note
 from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
 from packcorpus.tasks.storage.keys import RELATIVE
@@ -208,18 +209,36 @@ def sentence(fact: Fact) -> str:
     return f"{count} {fact.note}"
 
 
-def notes(manifest: Manifest) -> Iterator[str]:
-    """Yield what a user may want to know about a corpus, besides its sums."""
-    ledger, unused = manifest.ledger, manifest.unused_keys
-    yield from (*ledger_notes(ledger), *content_notes(ledger, manifest.config))
-    yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
-    empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
-    for line in (*explain_undefined(manifest.undefined_names), *unknown_markers(manifest.noticed), *empty_blocks):
-        yield f"note: {line}"
+def notes(manifest: Manifest) -> Iterator[Note]:
+    """Yield what a user may want to know about a corpus, besides its sums.
+
+    The figures of each note are those that the manifest has of its kind.
+    """
+    ledger, unused, noticed = manifest.ledger, manifest.unused_keys, manifest.noticed
+    if ledger.samples:
+        yield from (Note(line, "samples", **ledger.samples.model_dump()) for line in explain_samples(ledger))
+    if ledger.as_rendered:
+        yield from (
+            Note(line, "as_rendered", **ledger.as_rendered.model_dump()) for line in explain_as_rendered(ledger)
+        )
+    duplicates = ledger.conversations.duplicates
+    yield from (Note(line, "duplicates", conversations=duplicates) for line in content_notes(ledger, manifest.config))
+    empty = (fact for fact in noticed_facts(noticed) if fact.name == "empty_prompts")
+    yield from (Note(sentence(fact), "empty_prompts", count=noticed["empty_prompts"]) for fact in empty)
+    for line in explain_undefined(manifest.undefined_names):
+        yield Note(f"note: {line}", "undefined_names", names=manifest.undefined_names)
+    for line in unknown_markers(noticed):
+        yield Note(f"note: {line}", "unknown_markers")
+    for line in explain_empty_blocks(noticed, sections_of_config(manifest.config)):
+        yield Note(f"note: {line}", "empty_blocks", noticed=noticed)
     if lines := unused_keys(unused):
-        yield "unused keys, with their counts:"
-        yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
-    yield from explain_overlong(ledger, manifest.config)
+        hints = (*flag_hints(unused), *loss_weight_hints(unused))
+        yield Note("unused keys, with their counts:", "unused_keys", sources=unused)
+        yield from (Note(line, "unused_keys_line") for line in (*lines, *hints))
+    figures: dict[str, Any] = {"truncated": ledger.conversations.truncated, "split": ledger.conversations.split}
+    figures |= {"dropped": ledger.conversations.dropped, "tokens_truncated": ledger.tokens.truncated}
+    figures |= {"tokens_dropped": ledger.tokens.dropped}
+    yield from (Note(line, "overlong", **figures) for line in explain_overlong(ledger, manifest.config))
 
 
 def percent(part: float, whole: float) -> str:

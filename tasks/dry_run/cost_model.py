@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packcorpus.tasks.core.process import cores
+from packcorpus.tasks.core.process import cores, free_disk, memory_limit
+from packcorpus.tasks.readers.json_files import JsonArray, largest_block
 from packcorpus.tasks.sources.parts import HASH_THREADS
 from packcorpus.tasks.storage.facts import Ledger
+from packcorpus.tasks.stores.urls import url_of
 
 if TYPE_CHECKING:  # a run reads only the constants
     from packcorpus.tasks.dry_run.sample import Selection
@@ -43,6 +45,10 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 # total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The plan takes PLAN_MEMORY bytes per conversation
 # (bench/packing/planning.py: 19 to 28).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
+
+# A JSON array whose elements do not look alike is in memory as a whole: 8.2 bytes per byte, measured at 70 MB. A
+# smaller array takes little in comparison with BASE_MEMORY.
+ARRAY_MEMORY, SMALL_ARRAY = 8.2, 4 << 20
 
 
 def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
@@ -80,6 +86,8 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     text_bytes = tokens.encoded * TOKEN_BYTES / at_once
     planned = max(conversations, pieces / config.epochs)
     memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
+    arrays = [file for file in recipe.files if file.container == JsonArray.name and not file.identity]
+    memory += ARRAY_MEMORY * max((largest_block(file) for file in arrays if file.bytes > SMALL_ARRAY), default=0)
     encoding = sum(each.seconds * weight for each, weight in zip(chosen.sampled, weights, strict=True))
     size = sum(file.bytes for file in recipe.files)
     parts = max(len(recipe.files), size // config.part_size)
@@ -89,7 +97,9 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
     return {
         "bytes_on_disk": {name: round(size) for name, size in disk.items()},
+        "disk_free_bytes": None if url_of(recipe.layout.root) else free_disk(recipe.layout.root / "data"),
         "peak_memory_bytes": round(float(memory)),
+        "memory_limit_bytes": memory_limit(),
         "seconds": round(seconds, 1),
         "workers": workers,
         "cores": usable,

@@ -115,7 +115,9 @@ class Prediction:
     rows: dict[str, int]
     packing_efficiency: float | None
     bytes_on_disk: dict[str, int]  # by kind of file
+    disk_free_bytes: int | None  # where the root is; None in a bucket
     peak_memory_bytes: int  # of the largest process
+    memory_limit_bytes: int | None  # what this process may use
     seconds: float  # with `workers` on idle `cores`, those that this process may use
     workers: int
     cores: int

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
-from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.core.printable import counted, in_bytes
 from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, content_notes, explain_limits, explain_overlong
 from packcorpus.tasks.dry_run.expected_mixture import explain_mixture, sizes_of
 from packcorpus.tasks.dry_run.prediction import Prediction, Steps
@@ -27,6 +27,8 @@ MOST_EMPTY_PROMPTS = 0.01
 # With fewer trained tokens in a step, its gradient comes from a handful of answers. A usual step has 65,536 tokens, a
 # third of them trained.
 FEW_TRAINED = 1000
+# A prediction of the disk may be this much too high.
+DISK_CLEARLY = 1.25
 # The most epochs that a warning suggests for more steps.
 MOST_EPOCHS = 10
 
@@ -55,6 +57,13 @@ def find_failures(found: Prediction, chosen: Selection) -> list[str]:
             f"The run will fail: {found.about(found.too_long)} conversations are longer than a row, and overlong is "
             "error; use truncate, turns, drop, or split (figures below are for truncate)"
         )
+    if (free := found.disk_free_bytes) is not None and (
+        needed := sum(found.bytes_on_disk.values())
+    ) > DISK_CLEARLY * free:
+        failures.append(
+            f"The run will fail: it needs about {in_bytes(needed)} on disk, and {in_bytes(free)} are free where the "
+            "root is; make room, name another disk with --root, or run packcorpus clean"
+        )
     if not found.train_rows:
         failures.append("The run will fail: no conversation of the sample is left to train on")
     elif chosen.empty:
@@ -70,6 +79,14 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     the user gave.
     """
     config, counts, tokens = found.recipe.config, found.ledger.conversations, found.ledger.tokens
+    free, needed = found.disk_free_bytes, sum(found.bytes_on_disk.values())
+    if free is not None and free < needed <= DISK_CLEARLY * free:
+        yield f"disk: the run needs about {in_bytes(needed)}, and {in_bytes(free)} are free where the root is"
+    if (limit := found.memory_limit_bytes) and found.peak_memory_bytes * found.workers > limit:
+        yield (
+            f"memory: {counted(found.workers, 'worker')} with up to {in_bytes(found.peak_memory_bytes)} each may need "
+            f"more than the {in_bytes(limit)} that this process may use; run with fewer --workers"
+        )
     sizes = sizes_of([each.sample for each in chosen.sampled])
     if is_mixed(config) and config.weighting != "token_share":
         yield from explain_mixture(config, sizes, "" if found.whole else "about ")

@@ -182,6 +182,7 @@ def _run(reader: RecordReader, lines: list[bytes], first: int, unterminated: boo
 
 ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a whole
 _SEARCHED = 16 << 20  # bytes of an array that are searched for the separator of its elements
+_MEASURED = 64 << 20  # bytes of an array in which `largest_block` searches
 _FIRST = 100  # records of an array that `first_records` yields
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
 
@@ -348,6 +349,17 @@ def array_blocks(read: Read, name: str) -> Iterator[bytes]:
             separator = b""
         text += chunk
     yield read_whole(read, name, text)
+
+
+def largest_block(file: File) -> int:
+    """Return the bytes of the largest block of an array, from its first 64 MB."""
+    largest = seen = 0
+    with suppress(DataError), RecordReader(JsonArray(), file).open_text() as read:
+        for block in array_blocks(read, file.name):
+            largest, seen = max(largest, len(block)), seen + len(block)
+            if seen > _MEASURED:
+                break
+    return largest
 
 
 def find_separator(read: Read, name: str) -> tuple[bytes, bytes]:

@@ -93,9 +93,13 @@ class PartReader(RecordReader):
     """
 
     def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block):
-        self._source = part.file
+        self._source, self._stop = part.file, part.stop
         container = container_named(part.file.container)
         super().__init__(container, part.file, part.start, part.stop, max_record_bytes, decode)
+
+    def share(self) -> float:
+        """Return the share of the part that was read so far, or 0 for a table."""
+        return (self.position() - self.start) / max(1, self._stop - self.start)
 
     def blocks(self) -> Iterator[Block]:
         self._source.check_unchanged()

@@ -10,6 +10,7 @@ locked; the next writer of the same file removes it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,6 +27,8 @@ import orjson
 import xxhash
 
 from packcorpus.tasks.core.errors import StorageError
+from packcorpus.tasks.core.printable import in_bytes
+from packcorpus.tasks.core.process import free_disk
 
 CHUNK = 1 << 20
 # Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.
@@ -95,7 +98,10 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError("cannot_write", f"{path}: cannot be written: {error.strerror or error}") from error
+        problem = f"{path}: cannot be written: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and (free := free_disk(path.parent)) is not None:
+            problem += f"; {in_bytes(free)} are free there; packcorpus check says how much a run needs"
+        raise StorageError("cannot_write", problem) from error
 
 
 def make_folder(folder: Path) -> None:

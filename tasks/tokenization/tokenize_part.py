@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, Reject
+from packcorpus.tasks.core.reading import Reporter
 from packcorpus.tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable, distinct
 from packcorpus.tasks.encoders.texts import SEPARATOR, Texts
 from packcorpus.tasks.sources.model import Part
@@ -86,12 +87,13 @@ def tokenize_part(
     name = config.checked_tokenizer
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted, name)
     unused = unused_keys_of(part.file, weighted)
-    reader = PartReader(part, config.max_record_bytes, preparer.decode)
+    reader, reporter = PartReader(part, config.max_record_bytes, preparer.decode), Reporter()
 
     def blocks() -> Iterator[tuple[Sequence[int], Iterable[Any]]]:
         for numbers, records in reader.blocks():
             unused.add(numbers, records, where)
             yield numbers, records
+            reporter.report(reader.share)
 
     # Python searches for cycles after every 700 new objects. A part creates a million objects without a cycle, and the
     # search took a fifth of the time.

@@ -27,6 +27,9 @@ from packcorpus.tasks.inspection.diff import compare
 from packcorpus.tasks.inspection.manifests import list_manifests
 from packcorpus.tasks.verification.verify import verify
 
+# Facts about the machine, replaced in views.
+MACHINE = {"disk_free_bytes": 50_000_000_000, "memory_limit_bytes": 16_000_000_000}
+
 COMMANDS = [
     "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair", "clean",
 ]  # fmt: skip
@@ -153,7 +156,7 @@ def test_dry_run(manifests: dict[str, Path], width: int, snapshot: SnapshotAsser
     config = Path("corpus.yaml")
     run = predict(load_config(config), Path(), Path(), 2)
     # These figures are estimated from the speed of this machine.
-    run = replace(run, config=config, seconds=65.0, peak_memory_bytes=300_000_000)
+    run = replace(run, config=config, seconds=65.0, peak_memory_bytes=300_000_000, **MACHINE)
     assert rendered(run, check_view.show_prediction, width) == snapshot
 
 
@@ -174,5 +177,5 @@ def test_dry_run_of_a_mixture_that_fails(
     config = write_project(Path("p"), [*conversations(30), {"messages": 1}], sources=sources, epochs=3, min_turns=3)
     Path("p/more.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in conversations(12, seed=1, longest=200)))
     run = predict(load_config(config), Path("p"), Path("p"), 1, batches=[8])
-    run = replace(run, config=config, seconds=4.21, peak_memory_bytes=300_000_000)
+    run = replace(run, config=config, seconds=4.21, peak_memory_bytes=300_000_000, **MACHINE)
     assert rendered(run, check_view.show_prediction, 100) == snapshot

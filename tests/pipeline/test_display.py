@@ -31,6 +31,7 @@ from screenshots import on_terminal
 
 from packcorpus.pipeline import display
 from packcorpus.pipeline.progress import Count, Stage, State, run
+from packcorpus.tasks.core.messages import Note
 from packcorpus.tasks.corpus.summary import notes
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.work import Outcome, WriteShard
@@ -144,7 +145,7 @@ def test_control_characters_in_a_name_are_escaped() -> None:
 def test_a_line_shows_all_figures() -> None:
     line = display.frame(state(), "lines", 0)
     assert line == (
-        "61.2 s  3 h 25 min left  parts 3/7  shards 0/12  1,234,567 conversations (20,123/s)  2 rejected  "
+        "61.2 s  3 h 25 min left  parts 3/7 (40 % read)  shards 0/12  1,234,567 conversations (20,123/s)  2 rejected  "
         "345.68 M tokens (5.04 M/s)  99.98 % full\n"
     )
     progress = json.loads(display.frame(state(), "json", 0))["progress"]
@@ -252,8 +253,13 @@ def test_samples_and_conversations_that_are_too_long_are_reported(
 def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     display.show("note: a")
     monkeypatch.setenv("PACKCORPUS_JSON", "1")
-    display.show("note: a")
-    assert capsys.readouterr().err.splitlines() == ["note: a", '{"note": "a"}']
+    display.show(Note("note: a", "kind", count=1))
+    display.show("b")
+    assert capsys.readouterr().err.splitlines() == [
+        "note: a",
+        '{"note": "a", "kind": "kind", "values": {"count": 1}}',
+        '{"note": "b", "kind": "other", "values": {}}',
+    ]
 
 
 @pytest.mark.parametrize(("option", "variable"), [("--quiet", "PACKCORPUS_QUIET"), ("--json", "PACKCORPUS_JSON")])
@@ -267,7 +273,11 @@ def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, 
         if option == "--quiet":
             assert not messages
         else:
-            assert {key for line in messages for key in line} <= {"note", "progress", "planned", "done"}
+            kinds = {line["kind"] for line in messages if "note" in line}
+            assert "conversations" in kinds
+            assert "other" not in kinds
+            keys = {"note", "kind", "values", "progress", "planned", "done"}
+            assert {key for line in messages for key in line} <= keys
             [end] = [line["done"] for line in messages if "done" in line]
             assert (end["read"], end["packed"], end["rejected"], end["manifest"]) == (400, 400, 0, done.stdout.strip())
     failed = luigi(folder, "--config", "nowhere.yaml", option)

@@ -145,7 +145,7 @@ def test_an_appended_line_retokenizes_one_part(folder: Path, first: Path) -> Non
         write_chats(folder / "more.jsonl", 1, start=5000)
         file.write((folder / "more.jsonl").read_bytes())
     done = luigi(folder, "--config", "corpus.yaml")
-    assert f"reused {len(before) - 1} of {len(before)} parts from earlier runs" in done.stderr
+    assert f"reused: tokens of {len(before) - 1} of {len(before)} parts\n" in done.stderr
     manifest = folder / done.stdout.strip()
     after = token_files(folder)
     assert {path: after[path] for path in before} == before

@@ -17,6 +17,7 @@ from packcorpus.pipeline import display
 from packcorpus.pipeline.patches import reporting
 from packcorpus.pipeline.progress import Count, Run, run, seconds_left, state
 from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.core.reading import Reading
 from packcorpus.tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 from packcorpus.tasks.work import Outcome
 
@@ -179,3 +180,24 @@ def test_the_shards_are_slower_by_the_same_factor_as_the_parts() -> None:
     times = (step * 0.5 for step in range(int(2 * end)))
     at = next(at for at in times if simulated([1e7] * 100, 1, 8, slow, at)[0].of("plan")[0].is_done)
     assert seconds_left(simulated([1e7] * 100, 1, 8, slow, at)[0]) == pytest.approx(end - at, rel=0.1)
+
+
+def test_a_single_part_has_a_share_and_a_time_left_while_it_is_read() -> None:
+    now = Run()
+    [part] = counted(now, "tokenize", Count(size=1e6))
+    counted(now, "plan", Count())
+    assert (state("a", now).stages[0].share, seconds_left(now)) == (0.0, None)
+    part.reading = Reading(0.25, 3.0, 3.0)
+    assert state("a", now).stages[0].share == 0.25
+    assert seconds_left(now) == pytest.approx(9, rel=0.1)
+
+
+def test_the_time_left_does_not_stay_near_zero_if_work_takes_longer() -> None:
+    now = Run()
+    [part] = counted(now, "tokenize", Count(size=1e6))
+    part.take(Outcome(tokens=10, seconds=1, cpu=1))
+    for stage in ("plan", "publish"):
+        [count] = counted(now, stage, Count())
+        count.started = time.time() - 6
+        assert (seconds_left(now) or 0) >= 3
+        count.take(Outcome())

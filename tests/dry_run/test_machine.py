@@ -1,0 +1,62 @@
+"""`check` compares what a run needs with what the machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.small_corpus import conversations, write_project
+
+from packcorpus.tasks.config import load_config
+from packcorpus.tasks.core import process
+from packcorpus.tasks.dry_run import cost_model
+from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.readers.json_files import largest_block
+from packcorpus.tasks.sources.source_files import find_files
+
+
+@pytest.mark.parametrize(("share", "fails", "warns"), [(0.5, True, True), (0.9, False, True), (2.0, False, False)])
+def test_a_disk_that_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, fails: bool, warns: bool
+) -> None:
+    config = load_config(write_project(tmp_path, conversations(60)))
+    needed = sum(predict(config, tmp_path, tmp_path).bytes_on_disk.values())
+    monkeypatch.setattr(cost_model, "free_disk", lambda folder: round(share * needed))
+    run = predict(config, tmp_path, tmp_path)
+    assert run.run_fails == fails
+    assert any("where the root is" in line for line in run.warnings) == warns
+
+
+def test_more_memory_than_the_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(write_project(tmp_path, conversations(60)))
+    monkeypatch.setattr(cost_model, "memory_limit", lambda: 150_000_000)
+    assert not any(line.startswith("memory: ") for line in predict(config, tmp_path, tmp_path, workers=1).warnings)
+    assert any(
+        line.startswith("memory: 2 workers ") for line in predict(config, tmp_path, tmp_path, workers=2).warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "name"), [("0::/a", "a", "memory.max"), ("4:memory:/a", "memory/a", "memory.limit_in_bytes")]
+)
+def test_the_control_group_limits_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, folder: str, name: str
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / name).write_text("5000000\n")
+    (tmp_path / "cgroup").write_text(f"{line}\n")
+    monkeypatch.setattr(process, "PROC_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(process, "CGROUPS", tmp_path)
+    assert process.memory_limit() == 5_000_000
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_an_array_of_unlike_elements_is_in_memory_as_a_whole(tmp_path: Path, alike: bool) -> None:
+    config = write_project(tmp_path, conversations(60))
+    record, first = '{"messages": [{"role": "user", "content": "%s"}]}' % ("a " * 5000), '{"id": 1, "messages": []}'
+    elements = [record] * 500 if alike else [first] * 2 + [record] * 500
+    (tmp_path / "big.json").write_text(f"[{', '.join(elements)}]")
+    config.write_text(config.read_text().replace("chat.jsonl", "big.json"))
+    settings = load_config(config).model_copy(update={"max_rejects": 1.0})
+    [file] = find_files(settings.sources, tmp_path, None)
+    assert (largest_block(file) > file.bytes / 2) != alike
