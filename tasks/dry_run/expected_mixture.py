@@ -42,10 +42,13 @@ def sizes_of(samples: list[Sample]) -> dict[int, float]:
     return sizes
 
 
-def explain_mixture(config: Config, sizes: Mapping[int, float], about: str) -> Iterator[str]:
+def explain_mixture(
+    config: Config, sizes: Mapping[int, float], about: str, copies: Mapping[int, float] | None = None
+) -> Iterator[str]:
     """Yield what weights and limits leave out and repeat.
 
-    `sizes` has the conversations of each entry of `sources`, and `about` is before counts that are estimates.
+    `sizes` has the conversations of each entry of `sources`, and `about` is before counts that are estimates. `copies`
+    is how often each entry is packed; without it, that is estimated, as if none is rejected or filtered out.
     """
     if config.weighting == "token_share":
         yield (
@@ -57,9 +60,10 @@ def explain_mixture(config: Config, sizes: Mapping[int, float], about: str) -> I
     within = {entry: min(size, sources[entry].limit or size) for entry, size in sizes.items()}
     if config.weighting == "proportions":
         scale = max((size / sources[entry].weight for entry, size in within.items()), default=0.0)
-        times = {entry: sources[entry].weight * scale / max(size, 1.0) for entry, size in within.items()}
+        times = copies or {entry: sources[entry].weight * scale / max(size, 1.0) for entry, size in within.items()}
+        known = about if copies else "about "
         said = [
-            f"{printable(sources[n].path)} {about}{often:.1f} times" for n, often in times.items() if often > REPEATED
+            f"{printable(sources[n].path)} {known}{often:.1f} times" for n, often in times.items() if often > REPEATED
         ]
         if said:
             yield f"weighting: proportions leaves out no conversation, and packs those of {', '.join(said)}"

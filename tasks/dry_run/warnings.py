@@ -89,7 +89,8 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
         )
     sizes = sizes_of([each.sample for each in chosen.sampled])
     if is_mixed(config) and config.weighting != "token_share":
-        yield from explain_mixture(config, sizes, "" if found.whole else "about ")
+        copies = {entry: facts.copies / max(1, facts.conversations) for entry, facts in enumerate(found.mixture)}
+        yield from explain_mixture(config, sizes, "" if found.whole else "about ", copies)
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited
     yield from content_notes(found.ledger, found.settings, is_sample=not found.whole)

@@ -113,23 +113,29 @@ def test_a_weight_in_percent_names_proportions(tmp_path: Path) -> None:
         project(tmp_path, [{"path": "few.jsonl", "weight": "70%"}])
 
 
-@pytest.mark.parametrize(
-    ("weighting", "line"),
-    [
-        (
-            "repeat",
-            "weights and limits leave out 72 of 120 conversations (60 %): few.jsonl 9 (weight 0.7), many.jsonl 63 "
-            "(weight 0.3); for shares of the result that leave out none, set weighting: proportions",
-        ),
-        ("proportions", "weighting: proportions leaves out no conversation, and packs those of few.jsonl 7.0 times"),
-    ],
-)
-def test_a_run_says_before_it_what_weights_do(tmp_path: Path, weighting: str, line: str) -> None:
+def test_a_run_says_before_it_what_weights_leave_out(tmp_path: Path) -> None:
     sources = [{"path": "few.jsonl", "weight": 0.7}, {"path": "many.jsonl", "weight": 0.3}]
-    recipe = project(tmp_path, sources, weighting=weighting)
+    recipe = project(tmp_path, sources)
+    line = (
+        "weights and limits leave out 72 of 120 conversations (60 %): few.jsonl 9 (weight 0.7), many.jsonl 63 "
+        "(weight 0.3); for shares of the result that leave out none, set weighting: proportions"
+    )
     assert expected_mixture(recipe) == [line]
     assert line in predict(recipe.config, recipe.folder, tmp_path).warnings
     assert expected_mixture(project(tmp_path / "all", [{"path": "few.jsonl"}])) == []
+
+
+def test_what_proportions_repeat_is_an_estimate_until_rejects_and_filters_are_known(tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl", "weight": 0.7}, {"path": "many.jsonl", "weight": 0.3}]
+    recipe = project(tmp_path, sources, weighting="proportions", max_rejects=1.0)
+    with (recipe.folder / "few.jsonl").open("a") as file:
+        file.write('{"messages": [{"role": "user", "content": "no answer"}]}\n' * 30)
+    recipe = resolve(recipe.folder / "corpus.yaml", recipe.folder)
+    line = "weighting: proportions leaves out no conversation, and packs those of few.jsonl"
+    assert expected_mixture(recipe) == [f"{line} about 3.5 times"], "60 records, of which 30 are rejected"
+    assert f"{line} 7.0 times" in predict(recipe.config, recipe.folder, tmp_path).warnings
+    few = packed(recipe)[0].mixture[0]
+    assert few.copies / few.conversations == 7
 
 
 def test_repeat_takes_each_so_often_and_a_seeded_part_once_more(tmp_path: Path) -> None:
