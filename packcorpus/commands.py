@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,10 @@ from typing import Any
 
 from packcorpus.corpus import Corpus, open
 from packcorpus.failures import explained
+from packcorpus.predict import fields_from
 from packcorpus.tasks.cli.check_view import show_prediction
 from packcorpus.tasks.cli.options import default_config
+from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.error_codes import CODES
 from packcorpus.tasks.core.errors import (
     Bug,
@@ -70,16 +71,15 @@ def pack(
 ) -> Corpus:
     """Pack a corpus, and return it.
 
-    `config` is the path of a config. Instead, its settings can be passed as keywords: `sources`, `tokenizer`,
-    `template`, `sequence_length`, and all other [settings](config.md#corpus), with `advanced` as a dict. Settings that
-    are left out have the defaults of a config, such as `template: chatml`. Paths are relative to the working directory.
-    `root` is the folder, or the URL in a bucket, that gets `data/` and `manifests/`. `workers`, `on`, and
-    `check_sources` are the options of `packcorpus pack`. Progress and notes are printed to standard error unless
-    `progress` is False.
+    `config` is the path of a config. Instead, all [settings](config.md#corpus) can be passed as keywords, with
+    `advanced` as a dict; those that are left out have the defaults of a config, and paths are relative to the working
+    directory. `root` is the folder, or the URL in a bucket, that gets `data/` and `manifests/`. `workers`, `on`, and
+    `check_sources` are options of `packcorpus pack`. Progress and notes go to standard error unless `progress` is
+    False.
 
-    The work runs in a process of its own. If the corpus exists, nothing is done. Ctrl-C stops the run; the same call
-    resumes it. Raises UsageError for a wrong setting, InputMissing for a missing file, DataError for data that cannot
-    be used, StorageError for a disk or a bucket that fails, and Busy if another run makes the same corpus.
+    The work runs in a process of its own. If the corpus exists, nothing is done; Ctrl-C stops the run, and the same
+    call resumes it. Raises UsageError for a wrong setting, InputMissing for a missing file, DataError for data that
+    cannot be used, StorageError for a disk or a bucket that fails, and Busy if another run makes the same corpus.
 
         corpus = packcorpus.pack(sources="chats.jsonl", tokenizer="path/to/model", sequence_length=512, name="mine")
         print(corpus.splits, corpus.manifest.packing_metadata.packing_efficiency)
@@ -97,8 +97,7 @@ def pack(
 class DryRun(Prediction):
     """The prediction of a run, as `packcorpus check` makes it.
 
-    A terminal and a notebook show it as `packcorpus check` does: a sample conversation of each source with its labels,
-    rejects, figures, and warnings. Figures that a manifest also has have the same names.
+    A terminal and a notebook show it as `packcorpus check` does.
 
     rows, ledger, packing_efficiency        as in the manifest; estimates unless `whole`
     sources, rejects, noticed               of the sampled records
@@ -128,17 +127,17 @@ def check(
 ) -> DryRun:
     """Predict the result of `pack` from a sample of every source.
 
-    It takes seconds and writes nothing. `config`, `settings`, and `root` are those of `pack`. The time is predicted for
-    `workers` processes, and steps for `batch_sizes` rows per step. See `DryRun`. Raises the errors that `pack` would
-    raise about settings, sources, tokenizer, and template; other reasons why the run would fail are in `failures`.
+    It takes seconds and writes nothing. Arguments are those of `pack`; the time is predicted for `workers` processes,
+    and steps for `batch_sizes` rows per step. Raises the errors of `pack` about settings, sources, tokenizer, and
+    template; other reasons why the run would fail are in `failures` of the `DryRun`.
 
         dry_run = packcorpus.check(sources="chats.jsonl", tokenizer="path/to/model", batch_sizes=[8])
         assert not dry_run.run_fails, dry_run.failures
     """
     with _config_file(config, settings) as path:
         given = json.dumps([str(path), os.fspath(root), workers, list(batch_sizes)])
-        made, values = pickle.loads(_run([*PYTHON, "packcorpus.predict", given], progress))  # noqa: S301 - of our process
-    recipe = Recipe(made, path.parent, Layout(root_of(os.fspath(root))), (), ())
+        values = fields_from(_run([*PYTHON, "packcorpus.predict", given], progress))
+        recipe = Recipe(load_config(path), path.parent, Layout(root_of(os.fspath(root))), (), ())
     return DryRun(**values, recipe=recipe, config=Path("settings") if settings else path)
 
 
@@ -146,10 +145,10 @@ def check(
 def verify(corpus: AnyPath | None = None, *, rebuild: bool = False, root: AnyPath = ".") -> list[Check]:
     """Recompute every checksum of a corpus and check every row.
 
-    `corpus` is a Corpus, or anything that `open` takes. With `rebuild`, the corpus is also built again from its
-    sources, in a temporary folder, and every byte is compared. Returns the checks that passed: each has a `name` and a
-    sentence, `found`. Raises DataError, InputMissing, or StorageError if the corpus is not as it was made, and
-    NotReproducible if it was rebuilt differently.
+    `corpus` is a Corpus, or anything that `open` takes. With `rebuild`, it is also built again in a temporary folder,
+    and every byte is compared. Returns the checks that passed, each with a `name` and a sentence, `found`. Raises
+    DataError, InputMissing, or StorageError if the corpus is not as it was made, and NotReproducible if it was rebuilt
+    differently.
 
         for check in packcorpus.verify("mine"):
             print(check.name, check.found)

@@ -153,13 +153,13 @@ class Corpus(os.PathLike[str]):
 
         `batch_size` is the number of rows in a batch; if rows have several lengths, a batch of shorter rows has as many
         tokens. Batch k has the rows of step k of `packcorpus train` with the same `seed` and number of rows per step,
-        also with `balance`, several lengths, and several packings (`epochs` of the config). The last batch of an epoch
-        has the remaining rows. Other splits than `train` are read in the order of their rows.
+        also with `balance`, several lengths, and several packings. The last batch of an epoch has the remaining rows.
+        Other splits than `train` are read in order.
 
         A batch is {"input_ids": int32[B, L], "labels": int32[B, L], "position_ids": int32[B, L]}, with "loss_weight":
-        float32[B, L] if the corpus has weights. Rows without padding differ in length, and are joined: [1, tokens].
-        There is never an `attention_mask`, because with one, models do not keep conversations apart. With
-        `framework="torch"`, a batch has tensors, and labels are int64.
+        float32[B, L] if the corpus has weights, and never an `attention_mask`, with which models do not keep
+        conversations apart. Rows without padding are joined: [1, tokens]. With `framework="torch"`, a batch has
+        tensors, and labels are int64.
 
         Raises UsageError for an impossible argument, DataError for a corpus with `packing: false`, and PartMissing if
         torch is not installed.

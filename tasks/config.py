@@ -128,7 +128,7 @@ class Balance(BaseModel):
         1,
         ge=1,
         le=1 << 16,
-        description="Number of rows that each rank processes before the ranks wait for each other, or a divisor of it.",
+        description="Rows that each rank processes before the ranks wait for each other, or a divisor of this number.",
     )
 
 
@@ -235,8 +235,8 @@ class Config(BaseModel):
     ]
     roles: Annotated[Roles, KEYLESS] = Field(
         default_factory=dict,
-        description="Map of roles to their names in all sources, such as {user: [customer], assistant: [agent]}. Case "
-        "is ignored. Common names are recognized without this setting.",
+        description="Names of roles in all sources, such as {user: [customer], assistant: [agent]}, in any case. "
+        "Common names are recognized without it.",
     )
     tokenizer: Annotated[
         Annotated[str, Field(min_length=1)] | None,
@@ -244,10 +244,10 @@ class Config(BaseModel):
         PlainSerializer(TokenizerPath.write),
     ] = Field(
         None,
-        description="A name on the Hugging Face Hub, such as Qwen/Qwen3-8B or Qwen/Qwen3-8B@REVISION, or the path of a "
-        "folder, tokenizer.json, or SentencePiece model; a path that exists takes precedence. A folder is loaded like "
-        "AutoTokenizer of Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as "
-        "it is. If absent, a SentencePiece model is trained on the sources.",
+        description="A name on the Hugging Face Hub, such as Qwen/Qwen3-8B or Qwen/Qwen3-8B@REVISION, or a path, "
+        "which takes precedence: a folder, a tokenizer.json, or a SentencePiece model. A folder is loaded like "
+        "AutoTokenizer of Transformers loads it; {path: FOLDER, as: files} uses its file as it is. Absent: a "
+        "SentencePiece model is trained on the sources.",
         json_schema_extra=TokenizerPath.describe,
     )
     template: str = Field(
@@ -263,15 +263,15 @@ class Config(BaseModel):
         PlainSerializer(RowLengths.write),
     ] = Field(
         1024,
-        description="Tokens in a row, or a list of lengths, such as [512, 1024]. Each conversation goes to the length "
-        "that gives the fullest rows overall. Each length has its own splits, such as `train-512`.",
+        description="Tokens in a row, or a list of lengths, such as [512, 1024]: each conversation goes to the length "
+        "that gives the fullest rows overall, and each length has its own splits, such as `train-512`.",
         json_schema_extra=RowLengths.describe,
     )
     mix: Annotated[Literal["tokens", "blocks"], IF_SET] = Field(
         "tokens",
-        description="Order of the steps if rows have several lengths. Each step has rows of one length. tokens: steps "
-        "of all lengths are spread evenly, in proportion to their tokens; blocks: each epoch starts with all steps of "
-        "the shortest length and continues with the next length.",
+        description="Order of the steps if rows have several lengths; all rows of a step have one. tokens: steps of "
+        "all lengths are spread evenly, by their tokens; blocks: each epoch has all steps of the shortest length "
+        "first, then those of the next.",
     )
     align: Annotated[int, IF_SET] = Field(
         1,
@@ -298,10 +298,10 @@ class Config(BaseModel):
     )
     turns: Annotated[Literal["auto", "together", "apart", "as_rendered"], ADVANCED_TOKENS] = Field(
         "auto",
-        description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
-        "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
-        "prompt; as_rendered: one sample for each conversation, its one rendering, even where that differs from "
-        "inference, as other trainers do.",
+        description="together: one sample for each conversation; apart: one for each trained turn, after the prompt "
+        "that the model sees at inference; auto: the fewest in which each trained turn follows this prompt; "
+        "as_rendered: one for each conversation, its one rendering, as other trainers do, even where that differs "
+        "from inference.",
     )
     reasoning: Annotated[Literal["keep", "drop"], TOKENS_IF_SET] = Field(
         "keep",
@@ -311,15 +311,14 @@ class Config(BaseModel):
     )
     empty_reasoning: Annotated[Literal["train", "mask"], ADVANCED_TOKENS] = Field(
         "train",
-        description="An empty block of reasoning that a template writes for an answer without reasoning, such as "
-        "<think> and </think>. train: the model learns to write it, and so not to reason; mask: it stays in the row "
-        "and is not trained on.",
+        description="Whether the model learns to write the empty block of reasoning, such as <think> and </think>, "
+        "that a template writes for an answer without reasoning. mask: it stays in the row and is not trained on.",
     )
     unknown_markers: Annotated[Literal["error", "text"], IF_SET] = Field(
         "error",
-        description="A marker that the template writes, that looks like a control token (such as <|im_end|>), and that "
-        "the tokenizer lacks. error: the run stops, because the template is probably that of another model; "
-        "text: the marker is encoded as text, and counted.",
+        description="A marker of the template that looks like a control token, such as <|im_end|>, and that the "
+        "tokenizer lacks. error: the run stops, because the template is probably that of another model; text: it "
+        "is encoded as text, and counted.",
     )
     template_options: Annotated[dict[str, JsonValue], ADVANCED_TOKENS] = Field(
         default_factory=dict,
@@ -331,23 +330,22 @@ class Config(BaseModel):
     )
     loss_weight: Annotated[Literal["none", "data", "conversation", "both"], IF_SET] = Field(
         "none",
-        description="Weight of a trained token in the loss. none: all tokens have the same weight; data: the "
+        description="Weight of a trained token in the loss, a column of the rows. none: all count alike; data: the "
         "`loss_weight` of the record or message; conversation: all conversations have the same total weight, "
-        "regardless of length; both: the product of data and conversation. The weights are in the column `loss_weight` "
-        "of the rows.",
+        "regardless of length; both: the product.",
     )
     overlong: Literal["truncate", "turns", "drop", "split", "error"] = Field(
         "split",
-        description="Policy for a conversation that is longer than a row. split: it is cut between its turns, and "
-        "every piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is cut after "
-        "its last trained turn that fits whole, and dropped if no turn fits; drop: it is left out; error: the run "
-        "fails. Without packing, the default is truncate, which leaves conversations whole.",
+        description="What happens to a conversation that is longer than a row. split: it is cut between its turns, "
+        "and every piece with a trained token is packed; truncate: it is cut at the end of the row; turns: it is "
+        "cut after its last trained turn that fits whole, or dropped if none does; drop: it is left out; error: "
+        "the run fails. Without packing, the default is truncate, which leaves conversations whole.",
     )
     split_at: Annotated[Literal["turns", "tokens"], OF_SPLIT] = Field(
         "turns",
-        description="Where `overlong: split` cuts. turns: between turns, and within a turn only if it is longer than a "
-        "row; later pieces repeat what precedes the first user message, such as the system message and the tools, "
-        "untrained. tokens: at the end of each row, wherever it is, without repetition.",
+        description="Where `overlong: split` cuts. turns: between turns, and within a turn only if it is longer than "
+        "a row; later pieces repeat, untrained, what precedes the first user message, such as the system message "
+        "and the tools; tokens: at the end of each row, without repetition.",
     )
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
@@ -357,16 +355,15 @@ class Config(BaseModel):
     )
     weighting: Literal["repeat", "subsample", "proportions", "token_share"] = Field(
         "repeat",
-        description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half of "
-        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; proportions: "
-        "the weights are shares of the packed conversations, such as 0.7 and 0.3, or 70 and 30; nothing is left out, "
-        "and the sources that are small for their share are repeated; token_share: sources are "
-        "downsampled until their trained tokens match the weights, and no conversation is repeated.",
+        description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half "
+        "of them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; proportions: "
+        "shares of the packed conversations, such as 0.7 and 0.3, or 70 and 30; small sources are repeated, and "
+        "nothing is left out; token_share: shares of the trained tokens; large sources are downsampled, and "
+        "nothing is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(
         "keep",
-        description="drop: if several conversations have the same content, even in different sources, only the first "
-        "one is kept.",
+        description="drop: of conversations with the same content, even in different sources, only the first is kept.",
     )
     min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
@@ -376,9 +373,8 @@ class Config(BaseModel):
     max_turns: Annotated[int | None, ADVANCED] = Field(None, ge=1, description="Drop conversations with more turns.")
     neighbors: Annotated[Literal["random", "similar", "distinct"], IF_SET] = Field(
         "random",
-        description="Which conversations share a row, among conversations of equal length. random: chosen by the seed; "
-        "similar: conversations about the same topic; distinct: no near-duplicates. The choice does not change how "
-        "full the rows are.",
+        description="Which conversations of equal length share a row. random: chosen by the seed; similar: about the "
+        "same topic; distinct: no near-duplicates. Rows are equally full.",
     )
     epochs: int = Field(
         1,
@@ -388,9 +384,8 @@ class Config(BaseModel):
     )
     balance: Annotated[Balance | None, IF_SET] = Field(
         None,
-        description="Order rows so that all ranks of a step have equal work, such as {ranks: 8}. The rows themselves "
-        "stay the same, and the order also suits any divisor of `ranks`. `rows_per_rank` is the number of rows that a "
-        "rank processes before it waits for the other ranks, or a divisor of this number (default: 1).",
+        description="Order rows so that all ranks of a step have equal work, such as {ranks: 8, rows_per_rank: "
+        "1}; it also suits any divisor of `ranks`. The rows themselves stay the same.",
     )
     license: list[Identifier] = Field(
         default_factory=list,
@@ -411,8 +406,8 @@ class Config(BaseModel):
     )
     content_tokens: Annotated[list[Annotated[str, Field(min_length=1)]], ADVANCED_TOKENS] = Field(
         default_factory=list,
-        description="Added tokens that content may become. By default, these are all added tokens that are not "
-        "special. `<x>` adds a special token, `-<think>` removes a token that is not special, and `-*` removes all.",
+        description="Added tokens that content may become. By default, all that are not special. `<x>` adds a special "
+        "token, `-<think>` removes one that is not special, and `-*` removes all.",
     )
     vocab_size: Annotated[int, IF_TRAINED] = Field(
         8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained."

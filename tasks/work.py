@@ -30,6 +30,7 @@ from packcorpus.tasks.storage.files import (
     acquire_lock,
     digest_of,
     has_artifact,
+    hold_shared,
     read_receipt,
     sync_folder,
     write_receipt,
@@ -389,7 +390,7 @@ class Publish(Work):
         for shard in shards:
             mirror.fetch_file(shard.outputs()[-1])
         receipts = [shard.receipt() for shard in shards]
-        encoded = {"encoder": asdict(checks.choose_engines(recipe))}
+        encoded = {"encoder": asdict(checks.choose_engines(recipe)), "proof": checks.choice_file(recipe).stem}
         publish_corpus(recipe, receipts, self.run_record() | encoded)
         own, published = self.outputs()
         beside = [own.parent / file.path for file in load_manifest(own).files]
@@ -513,6 +514,7 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
     on all of them. Returns how much work is in this share, and how much of it was done before. Raises Busy if the
     outputs of an earlier stage are missing.
     """
+    hold_shared(recipe.layout.runs_lock())
     refresh(recipe)
     steps = kind.all_of(recipe)
     if kind is Publish and not steps[0].is_done():
@@ -544,8 +546,9 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
 def claim(recipe: Recipe) -> None:
     """Make sure that no other run makes this corpus at the same time.
 
-    Call this before workers are forked. Raises Busy.
+    Until this process ends, `clean` deletes nothing. Call this before workers are forked. Raises Busy.
     """
+    hold_shared(recipe.layout.runs_lock())
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not acquire_lock(path):
         raise Busy("busy", f"{recipe.corpus_folder}: another run is packing this corpus; wait for it, then run again")

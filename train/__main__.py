@@ -16,9 +16,10 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packcorpus.tasks.core.errors import Interrupted
+from packcorpus.tasks.core.errors import InputMissing, Interrupted, PackError, UsageError
 from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
-from packcorpus.tasks.core.printable import printable
+from packcorpus.tasks.core.printable import printable, suggest
+from packcorpus.tasks.stores.urls import root_of
 from packcorpus.train.machine import process
 from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
 
@@ -33,6 +34,8 @@ COMMANDS = {
     "chat": "packcorpus.train.chat.command",
     "certify": "packcorpus.train.certify.command",
 }
+# Those that take a run. Without one, a corpus of this name is meant, such as that of chat.jsonl.
+OF_RUNS = ("merge", "chat", "certify")
 
 # Variables with the settings of torch's allocator: torch knows the first in all versions, the second since 2.9.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -53,7 +56,7 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     guard, code = guard or SignalGuard(), 0
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # our messages say what it lacks
     try:
-        if arguments and arguments[0] in COMMANDS:
+        if arguments and arguments[0] in COMMANDS and not _names_corpus(arguments):
             code = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
         else:
             _train(arguments, guard)
@@ -75,6 +78,22 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     return code
 
 
+def _names_corpus(arguments: list[str]) -> bool:
+    """Return whether the first argument, which is also a command, names a corpus."""
+    command, *others = arguments
+    if command not in OF_RUNS or {*others} & {"--help", "-h"} or (others and not others[0].startswith("-")):
+        return False
+    from packcorpus.train.data.corpus import locate
+
+    roots = [others[at + 1 : at + 2] for at, word in enumerate(others) if word == "--root"]
+    roots += [[word.partition("=")[2]] for word in others if word.startswith("--root=")]
+    try:
+        locate(command, root_of("".join(roots[-1] if roots else ["."])))
+    except PackError:
+        return False
+    return True
+
+
 def _set_environment() -> None:
     """Set what torch reads when it is loaded, also in ranks and other children."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of the profiler
@@ -90,8 +109,12 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
     from packcorpus.train.machine import devices
 
     with or_stop_all():
-        options = parser().parse_args(arguments)
-        use_corpus(options)
+        try:
+            options = parser().parse_args(arguments)
+            use_corpus(options)
+        except (InputMissing, UsageError):
+            _check_command(arguments)
+            raise
         config = config_of(options)
         corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
         config.check_evaluation(corpus.name, corpus.rows("validation"))
@@ -129,6 +152,17 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
         if (known := ranks.ring(error)) is not error:
             raise known from error
         raise
+
+
+def _check_command(arguments: list[str]) -> None:
+    """Raise UsageError if the first argument is a misspelled command and no corpus."""
+    from packcorpus.train.data.corpus import locate
+
+    if arguments and (hint := suggest(arguments[0], COMMANDS)):
+        try:
+            locate(arguments[0])
+        except InputMissing:
+            raise UsageError("bad_command_line", f"{arguments[0]}: no such command or corpus{hint}") from None
 
 
 if __name__ == "__main__":

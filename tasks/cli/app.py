@@ -9,7 +9,8 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
-    packcorpus certify RUN [--merged FOLDER]    packcorpus skill
+    packcorpus certify RUN [--merged FOLDER]    packcorpus clean [--yes]
+    packcorpus skill
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -496,6 +497,45 @@ def push(
     news = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
     news = "already complete, nothing to do" if done.found_done else news
     print_lines(done, [f"{done.url}: {news}; commit {done.commit}"], json_output)
+
+
+@app.command()
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """List the files in data/ that no corpus uses, and delete them after a question.
+
+    Without a terminal, it only lists, unless --yes is given. Deleted are only files that a run writes again, more
+    slowly, and nothing while a run is working. A file is used if a corpus or a manifest of the root names it.
+
+    \b
+    tokens      token files, which other lengths and settings reuse
+    plans       the place of each conversation in the rows
+    digests     checksums of source files
+    engines     proofs that the fast encoder gives the same tokens
+    tokenizers  tokenizers that runs have trained
+    remote      copies of remote source files
+
+    Never deleted: data/corpora, data/exports, data/adapters, data/merged, manifests/, and files that packcorpus did not
+    write. Tokenizers and models from the Hub are in the Hub's own cache (HF_HOME).
+    """
+    from packcorpus.tasks.cli.clean_view import in_words, may_delete, show_usage
+    from packcorpus.tasks.inspection.unused import delete_unused, find_unused
+
+    usage = find_unused(root)
+    unused = usage.unused
+    if not json_output:
+        print_view(usage, show_usage, json_output)
+    wanted = bool(unused.files) and (yes or (not json_output and may_delete(unused)))
+    deleted = delete_unused(usage) if wanted else None
+    ends = f"nothing was deleted; to delete {in_words(unused)}, run again with --yes"
+    if deleted:
+        ends = f"deleted {in_words(deleted)}"
+    elif not unused.files:
+        ends = "nothing to delete"
+    print_lines({"usage": usage, "deleted": deleted}, [ends], json_output)
 
 
 @app.command()

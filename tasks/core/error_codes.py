@@ -444,8 +444,9 @@ _ALL = [
          "it is not a causal language model, its code fails, or its weights are damaged", "use another model"),
     Code("E651", "quantized_model", DATA, "The base model is stored in a quantized format that cannot be trained.",
          "it was quantized to be served, for example to FP8, GPTQ, or AWQ", "use the original checkpoint in 16 bits"),
-    Code("E659", "budget_too_small", USAGE, "The budget of a diagnosis has no time for one run of the settings.",
-         "the model is large, the machine is slow, or a step has many tokens", "raise --budget, or lower --steps"),
+    Code("E659", "budget_too_small", USAGE, "The budget of a diagnosis has no time for one step.",
+         "the model is large, the machine is slow, or a step has many tokens",
+         "raise --budget, or lower --tokens-per-step"),
 
     Code("E660", "no_base_model", USAGE, "The settings of a training run name no base model.",
          "base_model has no default", ""),

@@ -66,14 +66,13 @@ class Source(BaseModel):
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Map of packcorpus keys to keys in the file, such as {instruction: frage}. `role`, `content`, "
-        "and `train` refer to keys of a message, `reasoning` and `loss_weight` to keys of a message and of a record, "
-        "and all other keys to keys of a record.",
+        description="Keys of packcorpus and their names in the file, such as {instruction: frage}. `role`, `content`, "
+        "and `train` are keys of a message, `reasoning` and `loss_weight` of a message or a record, and all others "
+        "of a record.",
     )
     roles: Roles = Field(
         default_factory=dict,
-        description="Map of roles to their names in the file, such as {user: [customer], assistant: [agent]}. Case is "
-        "ignored. Common names are recognized without this setting.",
+        description="As the key `roles` of the config, for this source.",
     )
     delimiter: Delimiter = Field(
         default="auto", description="Character between the cells of a CSV or TSV file, or tab; auto finds it."

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -30,6 +31,7 @@ CHUNK = 1 << 20
 # Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.
 WRITEBACK_BYTES = 8 << 20
 LOCK_PAUSE = 0.05  # seconds between attempts to lock a file that another holder has locked
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # names of the files that `atomic_file` writes
 # SHA-256 is for files that may leave the machine. XXH3 is for local files: it also detects damage, ten times as fast.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
 
@@ -148,6 +150,32 @@ def acquire_lock(path: Path) -> bool:
         return False
 
 
+def hold_shared(path: Path) -> None:
+    """Share the lock `path` until this process and all children forked from it end.
+
+    Waits while another holds it `alone`. Raises StorageError if the file cannot be created.
+    """
+    path = path.absolute()
+    if path in _locks:
+        return
+    with _writing(path):
+        make_folder(path.parent)
+        file = path.open("ab")
+        while not _is_locked(file, fcntl.LOCK_SH):
+            time.sleep(LOCK_PAUSE)
+        _locks[path] = file
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Lock `path` for the block unless others share it; yield whether it is locked."""
+    with _writing(path):
+        make_folder(path.parent)
+        file = path.open("ab")
+    with file:
+        yield _is_locked(file)
+
+
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock while the block runs; other threads and processes wait.
@@ -166,10 +194,10 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
         file.close()
 
 
-def _is_locked(file: IO[bytes]) -> bool:
+def _is_locked(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
     """Lock a file unless another holder has; return whether it is locked now."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -193,6 +221,13 @@ def remove_abandoned(path: Path) -> bool:
             elif os.fstat(file.fileno()).st_nlink:  # another process may have removed it, and a writer created it again
                 old.unlink()
     return others
+
+
+def is_abandoned(path: Path) -> bool:
+    """Return whether no process is writing a temporary file."""
+    with suppress(OSError), path.open("r+b") as file:
+        return _is_locked(file)
+    return False
 
 
 def sync_folder(folder: Path) -> None:

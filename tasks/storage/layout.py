@@ -60,6 +60,10 @@ class Layout:
     def lock(self, name: str, key: str) -> Path:
         return self.root / "data" / "plans" / f"{name}-{key[:12]}.lock"
 
+    def runs_lock(self) -> Path:
+        """Return the lock that all runs share, and that `clean` holds alone."""
+        return self.root / "data" / "plans" / ".runs.lock"
+
     def corpus(self, name: str, key: str) -> Path:
         return self.root / self.corpus_name(name, key)
 

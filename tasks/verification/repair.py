@@ -37,6 +37,7 @@ from packcorpus.tasks.storage.files import (
     acquire_lock,
     atomic_file,
     has_artifact,
+    hold_shared,
     read_receipt,
     sha256_of,
     write_bytes,
@@ -79,8 +80,10 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     home = folder.resolve()
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
-    if (root / "data").is_dir() and not acquire_lock(layout.lock(manifest.name, manifest.key)):
-        raise Busy("busy", f"{folder}: a run is packing this corpus; wait for it, then run repair again")
+    if (root / "data").is_dir():
+        hold_shared(layout.runs_lock())
+        if not acquire_lock(layout.lock(manifest.name, manifest.key)):
+            raise Busy("busy", f"{folder}: a run is packing this corpus; wait for it, then run repair again")
     # Shards are written with the corpus's own copy of the tokenizer, so it is restored first.
     listed = sorted(manifest.listed(), key=lambda file: (not file.path.startswith("tokenizer/"), file.path))
     damaged = [(file, damage) for file in listed if (damage := _damage(folder, file))]

@@ -28,7 +28,7 @@ from packcorpus.tasks.inspection.manifests import list_manifests
 from packcorpus.tasks.verification.verify import verify
 
 COMMANDS = [
-    "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair",
+    "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair", "clean",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from packcorpus.tasks.core.errors import InputMissing, UsageError
-from packcorpus.train.__main__ import parser
+from packcorpus.train.__main__ import main, parser
 from packcorpus.train.config import (
     BASIC,
     DEFAULT,
@@ -110,6 +110,35 @@ def test_the_toy_has_the_key_of_runs_that_named_no_model() -> None:
 def test_the_corpus_may_be_named_before_and_after_options() -> None:
     for words in ("mine --lora-r 8", "--lora-r 8 mine", "--lora-r 8 mine --base-model toy"):
         assert parser().parse_args(words.split()).corpus == Path("mine")
+
+
+def test_a_misspelled_command_is_no_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, command in (("dcotor", "doctor"), ("Diagnos --budget 30", "diagnose"), ("mrege data/run", "merge")):
+        assert main(words.split()) == UsageError.exit_code
+        said = capsys.readouterr().err
+        assert said == f"E101 error: {words.split()[0]}: no such command or corpus; did you mean {command}?\n"
+    (tmp_path / "doctors").mkdir()
+    (tmp_path / "doctors" / "manifest.json").touch()  # a corpus of such a name
+    assert main(["doctors", "--budget", "30"]) == UsageError.exit_code
+    assert "unrecognized arguments: --budget 30" in capsys.readouterr().err
+
+
+def test_a_corpus_may_be_named_like_a_command_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A corpus of chat.jsonl is called chat."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["chat", "--base-model", "toy"]) == UsageError.exit_code
+    assert "packcorpus train chat" in capsys.readouterr().err, "there is no such corpus"
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "manifest.json").touch()
+    assert main(["chat", "--base-model", "toy"]) != UsageError.exit_code
+    assert "manifest.json" in capsys.readouterr().err
+    assert main(["chat", "no-such-run"]) != 0
+    assert "no-such-run" in capsys.readouterr().err
 
 
 def test_another_process_gets_the_same_command_line(tmp_path: Path) -> None:

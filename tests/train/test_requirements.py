@@ -65,7 +65,7 @@ def test_the_defaults_require_nothing(corpora: dict[bool, Corpus]) -> None:
 def test_the_check_is_made_before_torch_is_loaded(corpora: dict[bool, Corpus], tmp_path: Path) -> None:
     program = (
         "import sys; from packcorpus.train.__main__ import main; "
-        f"code = main(['--manifest', {str(corpora[False].folder)!r}, '--eval-every', '5']); "
+        f"code = main(['--manifest', {str(corpora[False].folder)!r}, '--base-model', 'toy', '--eval-every', '5']); "
         "print(code, 'torch' in sys.modules)"
     )
     done = process(tmp_path, sys.executable, "-c", program, PYTHONPATH=str(ROOT))

@@ -76,10 +76,10 @@ class Counts:
 def sft_dataset(given: Corpus | str | os.PathLike[str], split: str = "train") -> tuple[Dataset, Counts]:
     """Return the conversations of a split, in the order of the shards.
 
-    `given` names a corpus of format 2.0 (`packing: false`), as for `PackedDataset`. The columns are input_ids and
-    labels, lists of int32. As in format 3.0, a conversation longer than sequence_length is cut and closed by an
-    untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template does not match the
-    manifest, or if the number of tokens differs from the index.
+    `given` names a corpus of format 2.0 (`packing: false`). The columns are input_ids and labels, lists of int32. A
+    conversation longer than sequence_length is cut and closed by an untrained EOS. Raises DataError or InputMissing if
+    a shard, the tokenizer, or the template does not match the manifest, or if the number of tokens differs from the
+    index.
 
         dataset, counts = packcorpus.sft_dataset("whole")
         print(len(dataset), counts.trained)

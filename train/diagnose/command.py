@@ -182,11 +182,11 @@ class Diagnosis:
     def _error_of(self, first: Outcome) -> PackError:
         """Return the error of a diagnosis whose first run failed."""
         if self._left <= 0:
-            learned = self._runner.learned(self.given.steps, self.corpus.sequence_length)
+            learned = self._runner.learned(self.corpus.sequence_length)
             return UsageError(
                 "budget_too_small",
-                f"--budget {self.given.budget:g}: ended before {counted(self.given.steps, 'step')} with the current "
-                f"settings; {learned}; raise --budget, or lower --steps",
+                f"--budget {self.given.budget:g}: ended before the first step, so nothing was measured; {learned}; "
+                "raise --budget, or lower --tokens-per-step",
             )
         error = reported(self._runner.errors)
         failed = PackError(error.get("reason", "training_failed"), str(error.get("message", first.reason)))

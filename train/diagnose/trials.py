@@ -122,15 +122,15 @@ class Runner:
         """Return whether a trial will start a process, which loads the model."""
         return self._process is None or bool(LOADING & trial.settings.keys())
 
-    def learned(self, steps: int, length: int) -> str:
-        """Return what a run that was stopped had found out."""
+    def learned(self, length: int) -> str:
+        """Return what a run that was stopped before its first step had found out."""
         found = self._folder / "run" / "run.json"
         if not found.exists():
-            return "it was still loading the model and measuring"
+            return "the model was still being loaded, or rows per pass chosen"
         choices = orjson.loads(found.read_bytes())["choices"]
-        rows, speed = choices["micro_batch"], choices["tokens_per_second"]
-        seconds = steps * rows * choices["accumulation"] * length / speed
-        return f"with {counted(rows, 'row')} per pass and {speed:,.0f} tokens/s, these take about {duration(seconds)}"
+        rows, speed = choices["micro_batch"] * choices["accumulation"], choices["tokens_per_second"]
+        time_of_step = duration(rows * length / speed)
+        return f"a step has {counted(rows, 'row')} and takes about {time_of_step} at {speed:,.0f} tokens/s"
 
     def _ask(self, job: dict[str, Any], limit: float) -> str:
         """Give a job to the process: why it failed; "" if it succeeded."""

@@ -168,6 +168,11 @@ class Deadline(TrainerCallback):
             torch.distributed.all_reduce(over, op=torch.distributed.ReduceOp.MAX)
         control.should_training_stop = control.should_training_stop or over.item() > 0
 
+    def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        # On a loaded machine, a step may take far longer than those before. Ranks would wait for each other in a pass.
+        if state.global_step and not torch.distributed.is_initialized() and time.monotonic() > self._latest:
+            control.should_training_stop = True
+
 
 # A rank below this share of the median speed is reported.
 SLOW = 0.95

@@ -194,10 +194,8 @@ class Collator:
 
     `backend` is the attention of the model: sdpa, eager, flex, flash2, flash3, or varlen. The last three need the
     bounds of segments (`cu_seq_lens_q` and others). Rows of different lengths are joined into one row, in which
-    restarting positions separate them.
-
-    The bounds are valid only for the unchanged batch, so accelerate must not split or join batches. It does neither if
-    the dataset has a length and every rank reads its own batches. torch's DataParallel would split batches.
+    restarting positions separate them. The bounds are valid only for the unchanged batch: accelerate keeps it if the
+    dataset has a length and every rank reads its own batches; torch's DataParallel would split it.
 
         collate = packcorpus.Collator("sdpa")
         batch = collate([rows[0], rows[1]])

@@ -163,9 +163,9 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     """Replace every second conversation, then the others, and measure the effect.
 
     The effect is how far the logits of the other conversations move. `batch` is the model's input in training, built
-    from `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
-    model, with or without an adapter, runs as in training: same mode, dropout (with the same random numbers in every
-    pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
+    from `rows`, from which the starts of conversations are read, so that lost positions are detected. The model, with
+    or without an adapter, runs as in training: same mode, dropout, cache setting, and keywords; call this inside the
+    autocast of the training, if it has one.
 
     Returns the differences of logits: `moved` of conversations that were not replaced, and `allowed`, by how much they
     may move because of rounding.
@@ -242,10 +242,10 @@ def require_isolation(
     """Check that the conversations of a row do not see each other.
 
     Every second conversation of at least four real rows is replaced, then the others: the logits of the unchanged ones
-    must stay the same. `dataset` has the rows, `collator` makes a batch of `count` of them as in training, and
-    `attention` is the backend of the model, as for `Collator`. The model keeps the first of its ways to separate
-    conversations that passes. Returns the result of `check_isolation`, or None if no batch has two conversations.
-    Raises DataError if conversations see each other or the check is blind, PartMissing if the backend does not run.
+    must stay the same. `collator` makes a batch of `count` rows of `dataset` as in training, and `attention` is the
+    backend, as for `Collator`. The model keeps the first of its ways to separate conversations that passes. Returns the
+    result of `check_isolation`, or None if no batch has two conversations. Raises DataError if conversations see each
+    other or the check is blind, PartMissing if the backend does not run.
 
         packcorpus.require_isolation(model, rows, collate, 4, attention="sdpa", seed=0)
     """

@@ -198,7 +198,7 @@ class Simulated:
     def is_cold(self, trial: Trial) -> bool:
         return False
 
-    def learned(self, steps: int, length: int) -> str:
+    def learned(self, length: int) -> str:
         return "it was still loading"
 
     def stop(self) -> None:
@@ -283,7 +283,7 @@ def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
 def test_a_budget_without_time_for_the_current_settings_says_what_was_learned(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=r"--budget 20: ended before 8 steps .* it was still loading; raise") as caught:
+    with pytest.raises(UsageError, match=r"--budget 20: ended before the first step.* still loading; raise") as caught:
         simulated(folder, tmp_path, monkeypatch, 20)
     assert (caught.value.reason, caught.value.exit_code, Simulated.now) == ("budget_too_small", 64, 20)
 

@@ -167,3 +167,13 @@ def test_a_trial_ends_before_the_step_for_which_it_has_no_time(
         if control.should_training_stop:
             break
     assert number == made
+
+
+@pytest.mark.parametrize(("step", "now", "ends"), [(0, 60.0, False), (1, 40.0, False), (1, 60.0, True)])
+def test_a_trial_ends_within_a_step_that_takes_too_long_if_there_is_one_before(
+    monkeypatch: pytest.MonkeyPatch, step: int, now: float, ends: bool
+) -> None:
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now))
+    control = SimpleNamespace(should_training_stop=False)
+    Deadline("20 50").on_substep_end(None, SimpleNamespace(global_step=step), control)
+    assert control.should_training_stop == ends

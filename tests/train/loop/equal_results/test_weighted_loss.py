@@ -53,7 +53,9 @@ def records() -> list[dict[str, Any]]:
 
 
 def pack(folder: Path, mode: str, **settings: Any) -> Path:
-    return pack_corpus(make_recipe(folder, records(), loss_weight=mode, sequence_length=LENGTH, **settings))
+    # Parts of a conversation would share its weight.
+    given = {"loss_weight": mode, "sequence_length": LENGTH, "overlong": "truncate"} | settings
+    return pack_corpus(make_recipe(folder, records(), **given))
 
 
 @cache
