@@ -546,10 +546,6 @@ def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"neighbors": "distinct", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
     of_rows = {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"}
     assert {*values} == {*WITHOUT_PACKING} == of_rows
-        {*values}
-        == {*WITHOUT_PACKING}
-        == {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"}
-    )
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)
