@@ -22,7 +22,7 @@ from packcorpus.tasks.stores.urls import root_of
 
 @cache
 def adapters() -> dict[str, TypeAdapter[Any]]:
-    """Return what reads and writes each field as JSON; the caller has the config and the recipe."""
+    """Return what reads and writes each field as JSON, except the caller's settings."""
     types = get_type_hints(Prediction) | {"lengths": list[int]}
     return {name: TypeAdapter(kind) for name, kind in types.items() if name not in ("config", "recipe")}
 

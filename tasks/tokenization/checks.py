@@ -302,8 +302,8 @@ def check_markers(recipe: Recipe, receipts: Sequence[Mapping[str, Any]]) -> None
 
     A part stops at the first of them. But earlier runs may have tokenized it, with another setting or version.
     """
-    tokenizer, unknown = recipe.config.checked_tokenizer, recipe.template.unknown.alone
-    if not tokenizer or not unknown:
+    tokenizer = recipe.config.checked_tokenizer
+    if not tokenizer or not recipe.template.unknown.alone:
         return
     if markers := unknown_markers_of(receipts):
         raise UsageError("unknown_marker", explain_unknown(recipe.template.name, [*markers], tokenizer))

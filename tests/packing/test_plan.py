@@ -93,7 +93,8 @@ def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Itera
             make_shards_small(patch, shard=3)
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
-        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | TRUNCATED | values)
+        without_file: dict[str, Any] = {"tokenizer": "any.model", "unknown_markers": "text"}
+        config = Config(**{"sources": [Source(path="x")]} | without_file | TRUNCATED | values)
         files, parts = [], []
         for number, own in enumerate(sources):
             container = "jsonl" if number % 2 == 0 else "csv"

@@ -87,7 +87,8 @@ def recipe_of(corpus: Corpus, per_part: int, **values: Any) -> Iterator[Recipe]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
-        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | TRUNCATED | values)
+        without_file: dict[str, Any] = {"tokenizer": "any.model", "unknown_markers": "text"}
+        config = Config(**{"sources": [Source(path="x")]} | without_file | TRUNCATED | values)
         files, parts, contents = [], [], []
         for number, own in enumerate(corpus):
             entry = min(number, len(config.sources) - 1)
