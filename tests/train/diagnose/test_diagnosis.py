@@ -111,6 +111,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
     assert trials["sequence_length: 1024"]["reason"].startswith("E614"), "more positions than the model has"
     chosen = "sequence_length: 256"
+    assert trials[chosen]["speedup"], trials[chosen]
     assert trials[chosen]["speedup"]["ratio"] > 1.5
     assert [one["trial"] for one in found["runs"]] == [
         "current settings", *trials, "current settings", chosen, "current settings"
