@@ -238,10 +238,20 @@ class Recipe:
         """Return a line for each thing that a user may not expect."""
         return (
             self.config.notes
+            + self._own_template_unused()
             + _without_gigatoken(self.config)
             + _unused_options(self.config, self.template_sources)
             + found_layouts(self.files, self.config.sources)
         )
+
+    def _own_template_unused(self) -> list[str]:
+        if not self.config.tokenizer or "template" in self.config.model_fields_set:
+            return []
+        line = (
+            f"template: {self.config.template}, the default, although the tokenizer has its own; for the prompts of "
+            "inference, set  template: tokenizer"
+        )
+        return [line] * (self.tokenizer_files.chat_template() is not None)
 
     # Keys
 
