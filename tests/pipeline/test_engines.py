@@ -266,7 +266,7 @@ def test_a_full_disk_is_one_clear_error(
         return write(file, data)
 
     monkeypatch.setattr(HashingWriter, "write", full)  # workers are forks, so it applies to them, too
-    message = r"/data/tokens/.*\.arrow: cannot be written: No space left on device$"
+    message = r"/data/tokens/.*\.arrow: cannot be written: No space left on device; .* are free there; "
     with engine() as opened, pytest.raises(StorageError, match=message) as found:
         list(opened.map(steps))
     assert (found.value.code, found.value.exit_code) == ("E702", 74)

@@ -41,6 +41,7 @@ from packcorpus.tasks.sources.parts import find_parts
 from packcorpus.tasks.storage.files import read_receipt
 from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA, tokens_schema
 from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.templates.adjust import Adjust
 from packcorpus.tasks.templates.built_in import BuiltIn
 from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 from packcorpus.tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
@@ -239,7 +240,7 @@ def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
     encoder = open_kind("sp_bpe_chatml")
 
     class Ends(Template):
-        name, markers_as_text = "ends", ()
+        name, markers_as_text, adjust = "ends", (), Adjust()
 
         def __init__(self) -> None:
             self.encoder = encoder
@@ -366,7 +367,7 @@ def test_rejects_have_their_record_and_reason(tmp_path: Path) -> None:
 class Fails(Template):
     """This template raises the given error at the second conversation."""
 
-    name, markers_as_text = "fails", ()
+    name, markers_as_text, adjust = "fails", (), Adjust()
 
     def __init__(self, error: Exception):
         self.error, self.calls, self.encoder = error, 0, open_kind("sp_bpe_chatml")

@@ -14,6 +14,7 @@ import pytest
 
 from packcorpus.tasks.conversations.model import Conversation
 from packcorpus.tasks.recipe import Recipe
+from packcorpus.tasks.templates.adjust import Adjust
 from packcorpus.tasks.templates.built_in import BuiltIn
 from packcorpus.tasks.templates.spans import Sample, Span, Template, ends_of_samples, up_to
 
@@ -26,6 +27,7 @@ class Strips(Template):
 
     name = "strips"
     markers_as_text = ()
+    adjust = Adjust()
 
     def __init__(self, inner: BuiltIn):
         self._inner, self.encoder = inner, inner.encoder
