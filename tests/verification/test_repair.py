@@ -544,7 +544,7 @@ def test_an_earlier_corpus_is_repaired_except_for_its_texts(copy: Copy) -> None:
         content = (copy.folder / name).read_bytes()
         (copy.folder / name).unlink()
         with pytest.raises(
-            DataError, match=r"written by another version of packcorpus \(texts 1, .* texts 8\)"
+            DataError, match=r"written by another version of packcorpus \(texts 1, .* texts 9\)"
         ) as caught:
             list(repair(copy.path))
         assert caught.value.reason == "origin_changed"

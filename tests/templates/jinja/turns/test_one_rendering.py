@@ -205,7 +205,9 @@ def test_the_built_in_mistral_writes_one_sample(tmp_path: Path) -> None:
     turns = [{"role": role, "content": f"{role} text"} for role in ("system", "user", "assistant", "user", "assistant")]
     ledgers = {}
     for value in ("auto", "as_rendered"):
-        recipe = make_recipe(tmp_path / value, [{"messages": turns}], template="mistral", turns=value)
+        recipe = make_recipe(
+            tmp_path / value, [{"messages": turns}], template="mistral", turns=value, unknown_markers="text"
+        )
         ledgers[value] = load_manifest(pack_corpus(recipe)).ledger
     assert ledgers["auto"].samples is not None
     assert ledgers["as_rendered"].samples is None
