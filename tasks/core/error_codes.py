@@ -464,7 +464,8 @@ _ALL = [
          "check them with the cloud's own tool; reading requires permission to list and get objects, and a root in a "
          "bucket also to put and delete them"),
     Code("E688", "object_missing", MISSING, "An object, bucket, or dataset does not exist.",
-         "it was renamed or deleted, or the credentials do not show it", "correct the name, or grant the permission to read it"),
+         "it was renamed or deleted, or the credentials do not show it",
+         "correct the name, or grant the permission to read it"),
     Code("E689", "store_busy", STORAGE, "A store accepts no further requests for now.",
          "too many requests, and several attempts failed", "run again later; what has arrived is kept"),
     Code("E690", "store_failed", STORAGE, "A store cannot be reached, or fails.",
