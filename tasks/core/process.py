@@ -19,7 +19,7 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -93,19 +93,8 @@ def memory_limit() -> int | None:
     limits = []
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        root, name = CGROUPS, "memory.max"  # version 2
-        if controllers:
-            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
-            if "memory" not in controllers.split(","):
-                continue
-        group = root if ".." in path else root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # `max` is not a number
-                limits.append(int((folder / name).read_text()))
-            if folder == root:
-                break
+    for (limit,) in _group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
+        limits.append(limit)
     return min(limits, default=None)
 
 
@@ -145,20 +134,29 @@ def cores() -> int:
 
 def _quotas() -> Iterator[float]:
     """Yield the quotas of the control groups of this process, in cores."""
+    for quota, period in _group_limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        if quota > 0:
+            yield quota / period
+
+
+def _group_limits(controller: str, files: Sequence[str], files_of_v1: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the numbers of a controller in each control group of this process.
+
+    `files` have them in version 2 of control groups, and `files_of_v1` in version 1. Groups without a limit are left
+    out.
+    """
     for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
         _, controllers, path = line.split(":", 2)
-        root, files = CGROUPS, ["cpu.max"]  # version 2
+        root, names = CGROUPS, files
         if controllers:
-            root, files = CGROUPS / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-            if "cpu" not in controllers.split(","):
+            root, names = CGROUPS / controller, files_of_v1
+            if controller not in controllers.split(","):
                 continue
         # A container may show paths of its host, of which it has only the root.
         group = root if ".." in path else root / path.lstrip("/")
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # `max` is not a number
-                quota, period = map(int, " ".join((folder / name).read_text() for name in files).split())
-                if quota > 0:
-                    yield quota / period
+                yield [int(word) for name in names for word in (folder / name).read_text().split()]
             if folder == root:
                 break
 
