@@ -114,6 +114,8 @@ def examine() -> list[Finding]:
         ("memory", memory, LITTLE_MEMORY, "free", "close other programs, or use a smaller model"),
         ("disk", disk, LITTLE_DISK, "free in data/", DISK_FIX),
     ):
+        if free is None:
+            continue
         text = f"{free / GIB:.1f} GiB {text}"
         findings.append(Finding("warning", topic, text, fix) if free < little else Finding("ok", topic, text))
     return [*findings, Finding("ok", "CPU", f"{cores()} cores")]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packcorpus.tasks.core.errors import PartMissing
 from packcorpus.tasks.core.process import cores
+from packcorpus.tasks.core.process import free_disk as free_disk
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.machine.process import first_line
 
@@ -331,14 +332,6 @@ def free_memory() -> int:
     # The cgroup counts cached files as used, although they can be evicted.
     cached = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.M)
     return max(0, min(free, int(limit) - int(used) + int(cached[1] if cached else 0)))
-
-
-def free_disk(path: Path) -> int:
-    """Return the bytes that can be written at `path`, which may not exist yet."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def compiler() -> str | None:

@@ -28,6 +28,7 @@ from transformers import AutoConfig
 
 from packcorpus.tasks.core.errors import Busy, DataError, StorageError, UsageError
 from packcorpus.tasks.core.printable import counted, in_bytes, printable
+from packcorpus.tasks.core.process import free_disk
 from packcorpus.tasks.storage.files import (
     acquire_lock,
     make_folder,
@@ -38,7 +39,7 @@ from packcorpus.tasks.storage.files import (
     write_bytes,
 )
 from packcorpus.train.machine import devices, process
-from packcorpus.train.machine.devices import called, free_disk, free_memory
+from packcorpus.train.machine.devices import called, free_memory
 from packcorpus.train.measures import ROUTING
 from packcorpus.train.merge.dequantized import Dequantized, dequantized_of
 from packcorpus.train.merge.find_run import Base, Run
@@ -124,7 +125,7 @@ def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype, added: int =
     main = tensors.precision
     changed = added + sum(place.bytes for place in tensors.places.values() if place.dtype == main)
     needed = tensors.bytes + added - changed + changed * dtype.itemsize // main.itemsize + OTHER_FILES
-    if (free := free_disk(folder)) < needed:
+    if (free := free_disk(folder)) is not None and free < needed:
         raise StorageError(
             "cannot_write",
             f"{folder}: needs {in_bytes(needed)}, but only {in_bytes(free)} are free; free some space, or choose "
