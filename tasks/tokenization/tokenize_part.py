@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -238,7 +238,8 @@ class Batch:
             self._count(name, of_each(field, np.int64).sum())
         unwritten = [text for prepared in self._samples for text in prepared.unwritten]
         differs = of_each("unlike", np.int64).sum(), of_each("changed", np.int64).sum()
-        for name, number in zip(AS_RENDERED, (*differs, len(unwritten), self._tokens_of(unwritten)), strict=True):
+        tokens = self._tokens_of(unwritten, skip_slow=True)
+        for name, number in zip(AS_RENDERED, (*differs, len(unwritten), tokens), strict=True):
             self._count(name, number)
         self._count_apart(trained, ends, segments, records)
         separators = of_each("separator", bool)
@@ -272,19 +273,13 @@ class Batch:
     def _count_reasoning(self) -> None:
         """Count the answers whose reasoning is left out, and its tokens."""
         held = [(n, texts) for n, prepared in enumerate(self._samples) for texts in prepared.reasoning]
-        texts = [text for _, of_answer in held for text in of_answer]
-        encoded = None
-        while texts and encoded is None:
-            try:
-                encoded = self._encoder.encode(texts)
-            except TooSlow as error:
-                n = next(n for n, of_answer in held if error.text in of_answer)
-                raise DataError(error.reason, f"{self._place_of(self.records[n])}: {error}") from None
-            except Unencodable as error:  # it is left out, so nothing is lost
-                texts = [text for text in texts if text not in error.problems]
         answers, tokens = REASONING
         self._count(answers, len(held))
-        self._count(tokens, 0 if encoded is None else len(encoded.ids))
+        try:
+            self._count(tokens, self._tokens_of([text for _, of_answer in held for text in of_answer]))
+        except TooSlow as error:
+            n = next(n for n, of_answer in held if error.text in of_answer)
+            raise DataError(error.reason, f"{self._place_of(self.records[n])}: {error}") from None
 
     def _count_unknown_markers(self) -> None:
         """Count the conversations with each marker that the tokenizer lacks."""
@@ -316,17 +311,22 @@ class Batch:
         self._count(tokens, length[:-1][is_added].sum())
         self._count(repeated, np.minimum(prompt[1:], length[:-1])[is_later].sum())
 
-    def _tokens_of(self, texts: Sequence[str]) -> int:
+    def _tokens_of(self, texts: Sequence[str], skip_slow: bool = False) -> int:
         """Return the number of tokens of texts that no sample has.
 
-        Those that cannot be encoded are left out.
+        Those that cannot be encoded are left out. Raises TooSlow unless such texts are left out, too.
         """
-        try:
-            return len(self._encoder.encode(Texts.of([*texts])).ids) if texts else 0
-        except Unencodable as error:
-            return self._tokens_of([text for text in texts if text not in error.problems])
-        except TooSlow as error:
-            return self._tokens_of([text for text in texts if text != error.text])
+        while texts:
+            try:
+                return len(self._encoder.encode(texts).ids)
+            except Unencodable as error:
+                left_out: Collection[str] = error.problems
+            except TooSlow as error:
+                if not skip_slow:
+                    raise
+                left_out = (error.text,)
+            texts = [text for text in texts if text not in left_out]
+        return 0
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
         """Return the columns weight_ends and weights; arguments as of `_count_apart`."""
