@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from packcorpus.tasks.conversations.model import ROLES, Conversation, is_blank
@@ -177,14 +178,20 @@ def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     chosen = [message.role in roles for message in messages]
     if train_on in ("last", "rounds") and True in chosen:
         last = len(chosen) - 1 - chosen[::-1].index(True)
-        users = (k for k in range(last) if messages[k].role == "user")
-        start = last if train_on == "last" else max(users, default=-1) + 1
+        start = last if train_on == "last" else start_of_last_round(tuple([message.role for message in messages]))
         chosen = [flag and start <= k <= last for k, flag in enumerate(chosen)]
     return [
         (flag if message.train is None else message.train)
         and (not is_blank(message) or (message.role == "assistant" and bool(message.reasoning.strip())))
         for message, flag in zip(messages, chosen, strict=True)
     ]
+
+
+@lru_cache(1024)
+def start_of_last_round(roles: tuple[str, ...]) -> int:
+    """Return the index after the last user message that has an answer."""
+    last = max((k for k, role in enumerate(roles) if role == "assistant"), default=0)
+    return max((k + 1 for k, role in enumerate(roles[:last]) if role == "user"), default=0)
 
 
 def has_empty_prompt(conversation: Conversation, trained: Sequence[bool]) -> bool:

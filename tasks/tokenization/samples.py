@@ -38,7 +38,7 @@ from packcorpus.tasks.core.errors import Reject
 from packcorpus.tasks.encoders.encoder import Encoder, LeadingSpace, is_blank
 from packcorpus.tasks.encoders.texts import SEPARATOR
 from packcorpus.tasks.templates.markers import UnknownMarkers
-from packcorpus.tasks.templates.spans import TEXT, Sample, Span
+from packcorpus.tasks.templates.spans import TEXT, Sample, Span, start_of_last_round
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,13 +189,6 @@ def layout_of_tokens(
         in_last_round=sample.turn is None or sample.turn >= start,
         long_round=roles[start:].count("assistant") > 1,
     )
-
-
-@lru_cache(1024)
-def start_of_last_round(roles: tuple[str, ...]) -> int:
-    """Return the index after the last user message that has an answer."""
-    last = max((k for k, role in enumerate(roles) if role == "assistant"), default=0)
-    return max((k + 1 for k, role in enumerate(roles[:last]) if role == "user"), default=0)
 
 
 @lru_cache(1024)
