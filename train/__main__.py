@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from packcorpus.tasks.core.errors import InputMissing, Interrupted, PackError, UsageError
 from packcorpus.tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
 from packcorpus.tasks.core.printable import printable, suggest
-from packcorpus.tasks.stores.urls import root_of
 from packcorpus.train.machine import process
 from packcorpus.train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
 
@@ -85,10 +84,8 @@ def _names_corpus(arguments: list[str]) -> bool:
         return False
     from packcorpus.train.data.corpus import locate
 
-    roots = [others[at + 1 : at + 2] for at, word in enumerate(others) if word == "--root"]
-    roots += [[word.partition("=")[2]] for word in others if word.startswith("--root=")]
     try:
-        locate(command, root_of("".join(roots[-1] if roots else ["."])))
+        locate(command, parser().parse_known_args(others)[0].root)
     except PackError:
         return False
     return True
