@@ -20,7 +20,6 @@ only once is read when it is needed, and is not held in memory.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -387,6 +386,8 @@ def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list
         repeated = 0
     if not repeated and marks.encoder.bos_id is not None:
         repeated = int(values[0] in (marks.encoder.bos_id, ~marks.encoder.bos_id))
+    # Messages before the first one of the user that are not repeated are a stretch of their own.
+    starts = [start for start in starts if start > repeated]
     stretches = _stretches(values, starts, length, length - repeated - 1, marks)
     closes: dict[int, bool] = {}
 
@@ -403,17 +404,19 @@ def cut_between_turns(values: np.ndarray, length: int, marks: TurnMarks) -> list
         begin, end = stretches[first].first, stretches[last].end
         return end - begin + is_closed(end) + repeated * (begin > 0) <= length
 
-    cuts, first = list[Cut](), 0
+    cuts, first, at = list[Cut](), 0, 0
     firsts, ends = (np.array(edges) for edges in zip(*((own.first, own.end) for own in stretches), strict=True))
     answers = np.flatnonzero(trained[ends] - trained[firsts] > (values[firsts] >= 0)).tolist()
-    while answers := answers[bisect_left(answers, first) :]:
-        begin, last = first, answers[0]
+    while at < len(answers):
+        begin, last = first, answers[at]
         while not fits(begin, last):
             begin += 1
-        for answer in [*answers[1:], len(stretches) - 1]:
-            if not fits(begin, answer):
-                break
-            last = answer
+        at += 1
+        while at < len(answers) and fits(begin, answers[at]):
+            last = answers[at]
+            at += 1
+        if at == len(answers) and fits(begin, len(stretches) - 1):
+            last = len(stretches) - 1
         whole = _Stretch(stretches[begin].first, stretches[last].end)
         cuts.append(
             Cut(
@@ -440,7 +443,7 @@ def _stretches(values: np.ndarray, starts: list[int], length: int, room: int, ma
     is_trained = values >= 0
     ends = np.flatnonzero(is_trained[:-1] & ~is_trained[1:]) + 1
     stretches: list[_Stretch] = []
-    for first, end in pairwise([0, *(start for start in starts[1:] if start), len(values)]):
+    for first, end in pairwise([0, *starts, len(values)]):
         if end - first <= (room if first else length - 1):
             stretches.append(_Stretch(first, end))
             continue

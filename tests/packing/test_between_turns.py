@@ -92,14 +92,15 @@ def test_nothing_that_fits_is_lost_and_pieces_begin_where_turns_do(
 
     # The same in plain Python: what cannot be kept, and where a piece may begin.
     room = length - repeated - 1
-    stretches = [*zip([0, *rounds[1:]], [*rounds[1:], len(values)], strict=True)]
+    starts = [start for start in rounds if start > repeated]
+    stretches = [*zip([0, *starts], [*starts, len(values)], strict=True)]
     short = [(first, end) for first, end in stretches if end - first <= (room if first else length - 1)]
     lost = [
         n for n, value in enumerate(values) if value >= 0 and not any(c.first < n < c.first + c.taken for c in cuts)
     ]
     assert not [n for n in lost if any(first <= n < end for first, end in short)], "trained tokens that fit are kept"
     for cut in cuts:
-        if cut.first in (0, *rounds):
+        if cut.first in (0, *starts):
             assert not cut.inside
             continue
         [within] = [(first, end) for first, end in stretches if first < cut.first < end]
