@@ -33,7 +33,7 @@ from support.commands import BIN, ROOT, command
 from support.damage.kinds import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from packcorpus.tasks.corpus.summary import NOTICED, content_tokens, unused_keys
+from packcorpus.tasks.corpus.summary import NOTICED, content_tokens, unknown_markers, unused_keys
 from packcorpus.tasks.storage.files import to_json
 from packcorpus.tasks.storage.manifest import manifest_digest
 
@@ -401,7 +401,10 @@ def seen(make: Case) -> tuple[int, str]:
             shown += [f"packed {ledger['packed']} of {ledger['read']}" if not rejects else ""]
             unused = facts["noticed"].pop("unused_keys", {})
             written = facts["noticed"].pop("content_tokens", {})
-            shown += [f"noticed {n} {NOTICED[name][0]} {NOTICED[name][1]}" for name, n in facts["noticed"].items() if n]
+            as_text = unknown_markers(facts["noticed"])
+            counts = ((name, n) for name, n in facts["noticed"].items() if n and name in NOTICED)
+            shown += [f"noticed {n} {NOTICED[name][0]} {NOTICED[name][1]}" for name, n in counts]
+            shown += as_text
             shown += [f"tokens written by content: {text}" for text in content_tokens(written)]
             shown += [f"not used: {line}" for line in unused_keys(unused)]
         return code, "\n".join(line for line in shown if line).replace(f"{folder}/", "")
