@@ -63,7 +63,10 @@ LEFT_OUT = {
 }
 # For each count in the manifest's `noticed`: the noun that is counted, and its meaning.
 NOTICED = {
-    "control_text_seen": ("conversation", "with the name of a control token in its text: encoded as plain text"),
+    "control_text_seen": (
+        "conversation",
+        "with the name of a control token in its text, which only the template writes as a token",
+    ),
     "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer decodes to a space"),
     "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
     "unusual_order": (

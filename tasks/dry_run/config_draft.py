@@ -58,6 +58,7 @@ DEFAULTS = {name: Config.model_fields[name].default for name in ("max_rejects", 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
 
 FITTING = 0.99  # share of the conversations that the rows fit, if the model can read as much
+FULL, GAIN = 90.0, 5.0  # percent; rows that are less full are doubled, if that gains as much
 STEP = 1024  # lengths of rows are multiples, and so is the shortest
 
 ALL_SETTINGS = "All settings: docs/reference/config.md, or packcorpus init --full"
@@ -353,9 +354,10 @@ def _decide(draft: Draft, usable: Sequence[Entry], tokenizer: str, where: str) -
         values["template"] = template
     if not given.sequence_length:
         length, draft.notes["sequence_length"] = _choose_length(found, files)
-        values["sequence_length"] = length
+        values |= {"template": given.template or template, "sequence_length": length}
         if length != DEFAULTS["sequence_length"]:
-            found, without = _predict(values | {"template": given.template or template}, draft)
+            found, without = _predict(values, draft)
+        found, without = _fill_rows(values, (found, without), files, draft)
     else:
         fitting = found.lengths <= found.recipe.config.sequence_length
         share = 100 * np.count_nonzero(fitting) / max(len(fitting), 1)
@@ -400,6 +402,20 @@ def _choose_length(found: Prediction, files: TokenizerFiles | None) -> tuple[int
     share = 100 * np.count_nonzero(found.lengths <= length) / max(len(found.lengths), 1)
     fitting = "all conversations fit" if longest <= length else f"{share:.1f} % of the conversations fit"
     return length, f"{fitting}; the longest{'' if found.whole else ' of the sample'} has {longest:,} tokens{note}"
+
+
+def _fill_rows(values: dict[str, Any], predicted: Predicted, files: TokenizerFiles | None, draft: Draft) -> Predicted:
+    """Double the length of rows while they are much fuller then, as with conversations of 600 tokens in 1,024."""
+    longest = min((context_of(files) if files else None) or LONGEST_ROW, LONGEST_ROW)
+    while (full := predicted[0].packing_efficiency or 100) < FULL and 2 * values["sequence_length"] <= longest:
+        longer = {"sequence_length": 2 * values["sequence_length"]}
+        tried = _predict(values | longer, draft)
+        if (tried[0].packing_efficiency or 0) < full + GAIN:
+            break
+        draft.notes["sequence_length"] = f"rows of {values['sequence_length']:,} would be {full:.0f} % full"
+        values |= longer
+        predicted = tried
+    return predicted
 
 
 def _read_and_rejected(found: Prediction) -> tuple[int, int]:

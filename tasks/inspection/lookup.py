@@ -204,9 +204,12 @@ def _places_of_id(manifest: Manifest, folder: Path, text: str, is_required: bool
 
 
 def _sources_named(manifest: Manifest, name: str) -> list[int]:
-    """Return the indices of the sources with a path, or with these last components."""
+    """Return the indices of the sources with a path, or with these last components.
+
+    The path may be relative to another folder than the config, so it is compared without what leads out of a folder.
+    """
     paths = [source.path for source in manifest.sources]
-    wanted = PurePosixPath(name).parts
+    wanted = tuple(part for part in PurePosixPath(name).parts if part != "..")
     found = [n for n, path in enumerate(paths) if path == name]
     return found or [
         n for n, path in enumerate(paths) if wanted and PurePosixPath(path).parts[-len(wanted) :] == wanted

@@ -19,8 +19,7 @@ def test_under_torchrun_merged_and_certified(tmp_path: Path) -> None:
     settings = ("--base-model", "model", "--max-steps", "2", "--tokens-per-step", "512", "--quantization", "none")
     ok(CLONE.run(folder, *torchrun, *settings, "--device", "cpu", "--output", "run"))
     ok(CLONE.run(folder, "packcorpus", "train", "merge", "run", "--output", "merged"))
-    for words in (("certify", "run"), ("train", "doctor")):  # the exit codes depend on the model and the machine
-        done = CLONE.run(folder, "packcorpus", *words)
-        assert done.returncode in (0, 65, 69), done.stdout + done.stderr
-        assert "MINE" not in done.stdout + done.stderr
-        assert len(done.stdout.splitlines()) > 5
+    done = CLONE.run(folder, "packcorpus", "certify", "run")
+    assert done.returncode in (0, 65), done.stdout + done.stderr  # it depends on the model
+    assert "MINE" not in done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) > 5

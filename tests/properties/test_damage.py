@@ -29,7 +29,7 @@ SEED = 1
 # `verify --rebuild` notices a change. These facts inform people, and no row depends on them.
 SAID_ONCE = {
     "tokenizer.engine",
-    "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
+    "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped", "ledger.pieces.inside",
     "ledger.tokens.rejected", "noticed.control_text_seen", "noticed.empty_prompts", "noticed.not_round_trip",
     "noticed.unknown_tokens", "noticed.unusual_order", "packing_metadata.algorithm", "packing_metadata.lower_bound",
     "config.sources.0.format", "config.tokenizer", "texts_version",
@@ -78,7 +78,7 @@ def test_the_files_that_are_damaged_are_all_that_there_are(project: Callable[[st
         # test_digest_cache.py damages the digests of sources. A later run adds the digests of new files.
         known = {*made.saved, made.folder / "run.json", *(made.root / "data" / "digests").glob("*.json")}
         found = {path for top in ("data", "manifests") for path in (made.root / top).rglob("*") if path.is_file()}
-        assert {path.name for path in found - known} <= {f"{made.published.stem}.lock", ".last"}
+        assert {path.name for path in found - known} <= {f"{made.published.stem}.lock", ".last", ".runs.lock"}
     assert all(made.kept.values()), "the last of them has a file of each kind that a run reuses"
 
 

@@ -143,6 +143,7 @@ def test_every_conversation_equals_format_3(kind: str, template: str, train_on: 
     others = [record for record in MANY if "messages" in record]
     sources = [{"path": "chat.jsonl"}, {"path": "alpaca.jsonl"}, {"path": "plain.jsonl"}]
     common = {"tokenizer": str(kind_path(kind)), "template": template, "train_on": train_on, "validation": 0.3}
+    common |= {"unknown_markers": "text"}
     counts = check_equal(*pack_both(tmp_path, [*others, *TOOLS], sources=sources, sequence_length=128, **common))
     assert counts.truncated
     assert bool(counts.dropped) == (train_on != "all")

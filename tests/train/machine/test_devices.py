@@ -244,8 +244,10 @@ def test_bitsandbytes_works_here() -> None:
     assert devices.no_nf4_reason("cpu") is None
 
 
-def test_a_broken_bitsandbytes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_bitsandbytes_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import bitsandbytes
+
+    monkeypatch.chdir(tmp_path)  # not in the clone, which has `make extras`
 
     def without_library(*_: Any, **__: Any) -> None:
         raise RuntimeError("\nMethod 'cquantize' not available in CPU-only version of bitsandbytes.\nReinstall")

@@ -92,7 +92,7 @@ FEWER, MORE = ((1, 4), (2, 1), (1, 2)), ((2, 4), (3, 1), (3, 2))
     ],
 )  # fmt: skip
 def test_a_run_continues_on_other_ranks(kind: str, starts: Any, made: Any, tmp_path: Path) -> None:
-    """Of the eight rows of a step, three ranks have three, three, and two."""
+    """Of the eight rows of a usual step, three ranks have three, three, and two."""
     words, whole, folder = words_of(made, kind, "--lora-dropout", "0"), tmp_path / "whole", tmp_path / "run"
     run(words, whole, *starts[0])
     run(words, folder, *starts[0], signal.SIGTERM)
@@ -103,8 +103,8 @@ def test_a_run_continues_on_other_ranks(kind: str, starts: Any, made: Any, tmp_p
         steps = [[step for step, _ in log] for log in (found, expected)]
         assert steps[0] == steps[1]
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-5, abs=1e-12)
-    choices = json.loads((folder / "training.json").read_text())["choices"]
-    assert (choices["ranks"], choices["step"]) == (starts[2][0], 8)
+    choices, at_once = (json.loads((of / "training.json").read_text())["choices"] for of in (folder, whole))
+    assert (choices["ranks"], choices["step"]) == (starts[2][0], at_once["step"])
 
 
 def test_only_dropout_makes_a_continued_run_differ(made: Any, tmp_path: Path) -> None:

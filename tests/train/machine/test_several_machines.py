@@ -130,5 +130,5 @@ def test_a_fault_of_one_machine_is_reported_on_all(corpora: Path, tmp_path: Path
     nodes = two_nodes([tmp_path] * 2, [words(corpora), words(corpora, "--lora-rr", "8")])
     for node in nodes:
         [line] = [line for line in node.stderr.splitlines() if line.startswith("E101 error: ")]
-        assert line.startswith("E101 error: rank 1: unrecognized arguments: --lora-rr 8")
+        assert line.startswith("E101 error: rank 1: unrecognized arguments: --lora-rr;")
         assert re.search(r"exitcode *: 64", node.stderr)
