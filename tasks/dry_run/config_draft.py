@@ -58,7 +58,7 @@ DEFAULTS = {name: Config.model_fields[name].default for name in ("max_rejects", 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
 
 FITTING = 0.99  # share of the conversations that the rows fit, if the model can read as much
-FULL, GAIN = 90.0, 5.0  # percent; rows that are less full are doubled, if that gains as much
+FULL, GAIN = 80.0, 5.0  # percent; rows that are less full are doubled, if that gains as much
 STEP = 1024  # lengths of rows are multiples, and so is the shortest
 
 ALL_SETTINGS = "All settings: docs/reference/config.md, or packcorpus init --full"

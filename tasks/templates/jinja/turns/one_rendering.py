@@ -77,7 +77,9 @@ class OneRendering:
         self._every, self.changed = every, 0
         users = [k for k, message in enumerate(messages) if message["role"] == "user"]
         self._rounds = [sum(user < k for user in users) for k in range(len(messages))]
-        self._kinds = [(kind, self._rounds[k] == len(users)) for k, kind in enumerate(kinds)]
+        # Templates that strip texts in the history change only those with outer white space.
+        bare = [tuple(text == text.strip() for text in _values(message)) for message in messages]
+        self._kinds = [(kind, bare[k], self._rounds[k] == len(users)) for k, kind in enumerate(kinds)]
         self._texts = self._texts_of(messages, whole)
 
     def ranges_of(self, turns: Sequence[int]) -> dict[int, Range]:
