@@ -21,7 +21,7 @@ from packcorpus.tasks.storage.corpus_folder import check_unchanged, reading
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
 from packcorpus.tasks.storage.shards import open_shard, to_dicts
-from packcorpus.train.data.steps import Order, Step, balance_of, order_of, packings_of
+from packcorpus.train.data.steps import Order, Step, balance_of, is_in_order, order_of, packings_of
 
 Row = dict[str, Any]
 
@@ -148,7 +148,8 @@ def order_of_split(
         packings = packings_of(counts, manifest.row_lengths)
         opened = [{length: open_rows(name) for length, name in names.items()} for names in packings]
         groups = [list(manifest.splits[name].groups or [counts[name]]) for names in packings for name in names.values()]
-        return order_of(opened, manifest.row_layout.mix, balance_of(manifest), groups, batch_size, seed)
+        settings = (balance_of(manifest), groups, batch_size, seed, is_in_order(manifest))
+        return order_of(opened, manifest.row_layout.mix, *settings)
     rows = open_rows(split)
     numbers = np.arange(len(rows))
     return lambda epoch: [Step(rows, numbers[first : first + batch_size]) for first in range(0, len(rows), batch_size)]

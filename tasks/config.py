@@ -87,6 +87,7 @@ WITHOUT_PACKING = {
     "neighbors": "no row is shared",
     "loss_weight": "rows have no column for it",
     "balance": "the trainer creates and orders the batches",
+    "order": "the trainer orders the conversations",
     "align": "a row has text instead of tokens",
     "padding": "a row has text instead of tokens",
 }
@@ -95,6 +96,7 @@ WITHOUT_PACKING = {
 NOT_WITH_LENGTHS = {
     "align": "the row of a conversation is chosen by its number of tokens, without alignment",
     "balance": "all rows of a balanced step have one length",
+    "order": "rows of each length are a split of their own",
     "padding": "rows without padding have no length",
 }
 
@@ -102,6 +104,9 @@ NOT_WITH_LENGTHS = {
 NOT_TOGETHER = (
     ("padding", "loss_weight", "rows without padding have no column for weights"),
     ("padding", "balance", "rows of a balanced order are equally long"),
+    ("order", "balance", "both order the rows"),
+    ("order", "neighbors", "both choose which conversations share a row"),
+    ("order", "epochs", "neighbors in the data would share rows in each packing"),
 )
 
 # Settings of earlier versions, and what to use instead.
@@ -375,6 +380,12 @@ class Config(BaseModel):
         "random",
         description="Which conversations of equal length share a row. random: chosen by the seed; similar: about the "
         "same topic; distinct: no near-duplicates. Rows are equally full.",
+    )
+    order: Annotated[Literal["random", "source"], IF_SET] = Field(
+        "random",
+        description="Order of the rows of each split. random: chosen by the seed; source: the order of the data, for a "
+        "curriculum: conversations that are near each other share rows, and each row comes before those whose first "
+        "conversation is later. Rows are equally full. Training keeps the order.",
     )
     epochs: int = Field(
         1,

@@ -59,6 +59,7 @@ DEFAULTS = {
     "min_turns": None,
     "max_turns": None,
     "neighbors": "random",
+    "order": "random",
     "epochs": 1,
     "balance": None,
     "license": [],
@@ -177,8 +178,9 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "max_record_bytes": 1024,
     }
     with_one_length = {"sequence_length": 8, "mix": "tokens", "align": 4, "balance": {"ranks": 8, "rows_per_rank": 4}}
-    assert {*with_one_length} - {*values} == {*NOT_WITH_LENGTHS} - {"padding"}, "padding: none does not go with weights"
-    assert {*values, *with_one_length} == set(Config.model_fields)
+    elsewhere = {"padding", "order"}  # which exclude other settings of these
+    assert {*with_one_length} - {*values} == {*NOT_WITH_LENGTHS} - elsewhere
+    assert {*values, *with_one_length, "order"} == set(Config.model_fields)
     for chosen in (values, values | with_one_length):
         config = load(tmp_path, yaml.safe_dump(chosen))
         unset = {"sources", *NOT_WITH_LENGTHS} - ({*chosen} - {"sources"})
@@ -537,6 +539,7 @@ def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_pa
 @pytest.mark.parametrize(("one", "other"), [pair[:2] for pair in NOT_TOGETHER])
 def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_path: Path) -> None:
     values = {"padding": "none", "loss_weight": "conversation", "balance": "{ranks: 2}"}
+    values |= {"order": "source", "neighbors": "distinct", "epochs": "2"}
     text = f"sources: [{{path: x.jsonl}}]\n{one}: {values[one]}\n"
     load(tmp_path, text)
     assert f"{one} and {other} cannot be set together" in refusal(tmp_path, f"{text}{other}: {values[other]}\n")
@@ -544,6 +547,7 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"neighbors": "distinct", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
+    values |= {"order": "source"}
     of_rows = {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"}
     assert {*values} == {*WITHOUT_PACKING} == of_rows
     for name, value in values.items():

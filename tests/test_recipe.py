@@ -92,6 +92,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "min_turns": (2, False),
     "max_turns": (4, False),
     "neighbors": ("similar", False),
+    "order": ("source", False),
     "epochs": (3, False),
     "balance": ({"ranks": 8, "rows_per_rank": 1}, False),
     "license": (["mit"], False),

@@ -405,7 +405,10 @@ def _choose_length(found: Prediction, files: TokenizerFiles | None) -> tuple[int
 
 
 def _fill_rows(values: dict[str, Any], predicted: Predicted, files: TokenizerFiles | None, draft: Draft) -> Predicted:
-    """Double the length of rows while they are much fuller then, as with conversations of 600 tokens in 1,024."""
+    """Double the length of rows while that makes them much fuller.
+
+    Conversations of 600 tokens fill rows of 1,024 by 59 %, and longer ones by nearly all.
+    """
     longest = min((context_of(files) if files else None) or LONGEST_ROW, LONGEST_ROW)
     while (full := predicted[0].packing_efficiency or 100) < FULL and 2 * values["sequence_length"] <= longest:
         longer = {"sequence_length": 2 * values["sequence_length"]}

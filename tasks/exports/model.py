@@ -155,6 +155,11 @@ def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]
         if not format.rows_kept:
             text = f"the order for {ranks} ranks is lost, because {format.trainer} packs the conversations again"
         notes.append(Note("balance", text))
+    if manifest.config.get("order") == "source":
+        text = "rows have the order of the data: the trainer must not shuffle them"
+        if not format.rows_kept:
+            text = f"the order of the data is lost, because {format.trainer} packs the conversations again"
+        notes.append(Note("order", text))
     if further := [split for split in splits if split.startswith(TRAIN_EPOCH_PREFIX)]:
         text = "each split has the conversations of train in different rows; train on one split per epoch"
         notes.append(Note("epochs", f"{', '.join(further)}: {text}"))

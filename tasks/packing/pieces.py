@@ -471,6 +471,6 @@ def _within_turn(is_trained: np.ndarray, first: int, end: int, here: int, room: 
     edges = [*range(first, last, room), last, *[end] * (last < end)]
     is_alone = len(edges) > 2 and is_trained[edges[-2]] and not is_trained[edges[-2] + 1 : end].any()
     if is_alone and end - edges[-2] < room:
-        edges[-2] -= 1  # the first token of a piece is not trained, so EOS does not stand alone
+        edges[-2] -= 1  # the first token of a piece is not trained, so it must not be EOS alone
     for begin, stop in pairwise(edges):
         yield _Stretch(begin, stop, inside=begin > first)

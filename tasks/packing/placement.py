@@ -149,6 +149,21 @@ def _runs_of(
     return bin_packing.Runs.of(chain(*packed)), [*map(rows_of, packed)], bounds, [places] if places else []
 
 
+def number_rows_by_source(placed: Placed) -> None:
+    """Renumber the rows of each split in place, by their first pieces.
+
+    Pieces are in source order. Every row keeps its pieces, and every shard its number of rows.
+    """
+    firsts = np.full(placed.rows, len(placed.row), np.int32)
+    np.minimum.at(firsts, placed.row, np.arange(len(placed.row), dtype=np.int32))
+    place_of = np.empty(placed.rows, np.int32)
+    for rows in placed.slices().values():
+        place_of[rows.start + np.argsort(firsts[rows])] = np.arange(rows.start, rows.stop, dtype=np.int32)
+    for top in range(0, len(placed.row), bin_packing.CHUNK):
+        chunk = slice(top, top + bin_packing.CHUNK)
+        placed.row[chunk] = place_of[placed.row[chunk]]
+
+
 def stream_of(split: str, epoch: int) -> int:
     """Return the stream of seeded numbers of a split.
 

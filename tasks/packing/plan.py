@@ -41,7 +41,7 @@ from packcorpus.tasks.packing.ledger import (
     take_account,
 )
 from packcorpus.tasks.packing.mixture import mix
-from packcorpus.tasks.packing.neighbors import EarlierRows, arrange, compared_in
+from packcorpus.tasks.packing.neighbors import EarlierRows, arrange, bring_together, compared_in
 from packcorpus.tasks.packing.pieces import (
     Pieces,
     accepted_of,
@@ -50,7 +50,7 @@ from packcorpus.tasks.packing.pieces import (
     filter_conversations,
     indexes_where,
 )
-from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, number_rows_by_source, pack_split, place
 from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
@@ -215,10 +215,14 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
                 placed = place(pieces.lengths(), held_out, config, recipe.shards)
             else:
                 placed = pack_split(pieces.lengths(), config, f"{TRAIN_EPOCH_PREFIX}{epoch}", epoch, recipe.shards)
-            if compared is not None or epoch > 1:
+            by_source = config.order == "source"
+            if compared is not None or by_source or epoch > 1:
                 kind = config.rows.multiples(pieces.lengths())
-                if compared is not None:  # pieces of different splits do not swap
-                    of_splits = kind * 2 + held_out if epoch == 1 else kind
+                of_splits = kind * 2 + held_out if epoch == 1 else kind  # pieces of different splits do not swap
+                if by_source:
+                    bring_together(placed.row, placed.start, of_splits)
+                    number_rows_by_source(placed)
+                if compared is not None:
                     arrange(placed.row, placed.start, of_splits, compared[pieces.conversations(slice(None))], config)
                 if epoch > 1:
                     earlier.separate(placed.row, placed.start, pieces.of, kind, placed.rows)

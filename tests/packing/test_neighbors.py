@@ -23,6 +23,7 @@ from packcorpus.tasks.core.errors import UsageError
 from packcorpus.tasks.packing.neighbors import (
     AXES,
     assign_by_topic,
+    bring_together,
     directions_of,
     labels_of,
     meetings,
@@ -49,7 +50,7 @@ def similarity(row: np.ndarray, topics: np.ndarray) -> int:
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.lists(st.integers(2, 40), max_size=60), st.integers(0, 9), st.sampled_from(["similar", "distinct"]))
+@given(st.lists(st.integers(2, 40), max_size=60), st.integers(0, 9), st.sampled_from(["similar", "distinct", "source"]))
 def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed: int, neighbors: str) -> None:
     kind, random = np.array(lengths, np.int32), np.random.default_rng(seed)
     row, start = packed(kind)
@@ -60,6 +61,8 @@ def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed
         dealt = similarity(row, topics) if len(row) else 0
         swap_similar(row, start, kind, topics)
         assert not len(row) or similarity(row, topics) >= dealt
+    elif neighbors == "source":
+        bring_together(row, start, kind)
     else:
         labels = random.integers(0, 8, (len(kind), 2)).astype(np.uint64)
         met = len(meetings(row, labels))

@@ -20,7 +20,7 @@ from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.corpus_folder import corpus_folder
 from packcorpus.tasks.storage.files import to_json
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, manifest_digest
-from packcorpus.tasks.storage.shards import ROWS, RowStatistics, read_statistics, statistics_of_split
+from packcorpus.tasks.storage.shards import ROWS, RowStatistics, open_index, read_statistics, statistics_of_split
 from packcorpus.tasks.verification.rebuild import rebuild
 from packcorpus.tasks.verification.repair import repair
 from packcorpus.tasks.verification.verify import verify
@@ -145,6 +145,39 @@ def test_the_ranks_of_a_step_have_equal_work(made: Callable[..., Packed]) -> Non
             shuffled = np.random.default_rng(0).permutation(found.squares)
             before = idle_of_steps(shuffled, ranks, 8 // ranks, 6 * 64)
             assert after < (0.5 if ranks == 4 else 0.7) * before, (name, ranks, before, after)
+
+
+@pytest.mark.parametrize("changes", [{}, {"duplicates": "drop"}, {"weight": 2}])
+def test_rows_follow_the_order_of_the_data(
+    changes: dict[str, Any], made: Callable[..., Packed], tmp_path: Path
+) -> None:
+    """The first conversations of rows are in order; the plan is that of random order."""
+    changes = {"sequence_length": 256, "epochs": 1} | changes
+    if weight := changes.pop("weight", None):
+        changes["sources"] = [{"path": "chat.jsonl", "weight": weight}]
+    _, without, path = made(**changes)
+    _, manifest, published = packed(tmp_path, order="source", **changes)
+    assert "order" not in without.config
+    assert manifest.config["order"] == "source"
+    assert (manifest.ledger, manifest.packing_metadata) == (without.ledger, without.packing_metadata)
+    spreads = []
+    for each, where in ((without, path), (manifest, published)):
+        rows: dict[tuple[str, int, int], list[int]] = {}
+        passes, last = Counter[str](), dict[str, int]()
+        with open_index(each, corpus_folder(each, where)) as index:
+            for entry in index.read_all().to_pylist():
+                if entry["row"] is not None:
+                    # Second copies come after the first ones of all conversations.
+                    passes[entry["split"]] += entry["record"] < last.get(entry["split"], 0)
+                    last[entry["split"]] = entry["record"]
+                    place = 1000 * passes[entry["split"]] + entry["record"]
+                    rows.setdefault((entry["split"], entry["shard"], entry["row"]), []).append(place)
+        firsts = [(split, min(rows[split, shard, row])) for split, shard, row in sorted(rows)]
+        assert (firsts == sorted(firsts)) == (each is manifest)
+        spreads.append(np.mean([max(places) - min(places) for places in rows.values()]))
+    assert spreads[1] < 0.8 * spreads[0], "conversations that are near each other share rows"
+    verify(published)
+    assert rebuild(published).endswith("identical")
 
 
 def test_a_corpus_of_an_earlier_version_has_no_statistics(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Order the rows of an epoch in steps, without torch.
 
     packed rows, in random order ─shuffled_steps─▶ ┐
+    rows in the order of the data ──ordered_steps─▶ ┤
     whole groups of `balance` ─────balanced_steps─▶ ├ the Steps of an epoch
     rows of several lengths ─────────mixed_steps──▶ ┘
 
@@ -49,6 +50,16 @@ def shuffled_steps(packings: Sequence[Any], rows_per_step: int, seed: int, epoch
     return [Step(rows, order[first : first + rows_per_step]) for first in range(0, len(rows), rows_per_step)]
 
 
+def ordered_steps(packings: Sequence[Any], rows_per_step: int, epoch: int) -> list[Step]:
+    """Return the steps of an epoch in the order of the rows.
+
+    Each epoch reads the next packing.
+    """
+    rows = packings[epoch % len(packings)]
+    order = np.arange(len(rows))
+    return [Step(rows, order[first : first + rows_per_step]) for first in range(0, len(rows), rows_per_step)]
+
+
 def permutation(count: int, seed: int) -> np.ndarray:
     """Return `torch.randperm(count)` after `torch.manual_seed(seed)`, int64.
 
@@ -70,6 +81,11 @@ def balance_of(manifest: Manifest | None) -> Balance | None:
     """Return the `balance` settings of a corpus; None if its rows are in random order."""
     settings = manifest.config.get("balance") if manifest else None
     return Balance(**settings) if settings else None
+
+
+def is_in_order(manifest: Manifest | None) -> bool:
+    """Return whether the rows of a corpus have the order of the data."""
+    return manifest is not None and manifest.config.get("order") == "source"
 
 
 def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int) -> np.ndarray:
@@ -177,15 +193,18 @@ def order_of(
     groups: Sequence[Sequence[int]],
     rows_per_step: int,
     seed: int,
+    in_order: bool = False,
 ) -> Order:
     """Return the order of a corpus.
 
     A packing maps lengths to rows. `mix` is None unless rows have several lengths. `groups` are those of
-    `balanced_steps`.
+    `balanced_steps`. `in_order` is that of `order: source`.
     """
     if mix:
         return partial(mixed_steps, packings, rows_per_step, mix, seed)
     rows = [rows for packing in packings for rows in packing.values()]
     if balance:
         return partial(balanced_steps, rows, groups, balance, rows_per_step, seed)
+    if in_order:
+        return partial(ordered_steps, rows, rows_per_step)
     return partial(shuffled_steps, rows, rows_per_step, seed)

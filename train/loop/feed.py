@@ -29,7 +29,7 @@ from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.data.dataset import PackedDataset
-from packcorpus.train.data.steps import Order, balance_of, order_of, packings_of, shuffled_steps
+from packcorpus.train.data.steps import Order, balance_of, is_in_order, order_of, packings_of, shuffled_steps
 from packcorpus.train.loop.run_folder import WITHOUT_VALIDATION
 from packcorpus.train.loop.trainer import conversation_trainer, packed_trainer
 from packcorpus.train.model.attention import Collator
@@ -167,13 +167,17 @@ class PackedFeed:
             of_packings = [corpus.manifest.splits[name] for names in packings for name in names.values()]
             self._groups = [split.groups or [split.rows] for split in of_packings]
             self.described += f"; balanced for {self.balance.ranks} ranks"
+        self._in_order = is_in_order(corpus.manifest)
+        if self._in_order:
+            self.described += "; in the order of the data"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention, self._longest_segment)
 
     def order(self, rows_per_step: int) -> Order:
         """Return the order of rows for steps of a size."""
-        return order_of(self._packings, self._mix, self.balance, self._groups, rows_per_step, self._seed)
+        settings = (self.balance, self._groups, rows_per_step, self._seed, self._in_order)
+        return order_of(self._packings, self._mix, *settings)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
         """Build the Trainer; without `rows_per_step`, all passes of a step are full."""

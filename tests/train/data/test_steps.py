@@ -21,7 +21,7 @@ from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from packcorpus.tasks.config import Balance
-from packcorpus.train.data.steps import Order, balanced_steps, mixed_steps, shuffled_steps
+from packcorpus.train.data.steps import Order, balanced_steps, mixed_steps, ordered_steps, shuffled_steps
 from packcorpus.train.loop.feed import Shares, StepRows
 
 LENGTHS = (32, 64)
@@ -46,6 +46,8 @@ def order_of(kind: str, rows: int, rows_per_step: int, seed: int) -> Order:
     packings: list[Any] = [Named("first", rows), Named("second", rows)]
     if kind == "plain":
         return partial(shuffled_steps, packings, rows_per_step, seed)
+    if kind == "ordered":
+        return partial(ordered_steps, packings, rows_per_step)
     if kind == "balance":
         balance = Balance(ranks=2, rows_per_rank=2)
         return partial(balanced_steps, packings, [[rows], [rows // 2, rows - rows // 2]], balance, rows_per_step, seed)
@@ -67,7 +69,7 @@ def dealt(rows: StepRows, shares: Shares) -> list[list[list[list[Any]]]]:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    st.sampled_from(["plain", "balance", "mix"]),
+    st.sampled_from(["plain", "ordered", "balance", "mix"]),
     st.integers(1, 60),
     st.integers(1, 24),
     st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
@@ -86,6 +88,8 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks(
         expected = Counter({(f"{packing} 64", number): 1 for number in range(rows)})
         expected += Counter({(f"{packing} 32", number): 1 for number in range(2 * rows + 1)})
     assert Counter(row for step in wanted for row in step) == expected, "every row once"
+    if kind == "ordered":
+        assert [number for step in wanted for _, number in step] == [*range(rows)]
 
     share = math.ceil(rows_per_step / ranks)
     micro_batch = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
