@@ -522,7 +522,7 @@ class Config(BaseModel):
                     given = name if isinstance(chosen[name], Balance) else f"{name}: {chosen[name]}"
                     raise ValueError(f"{given} requires packing: true; without packing, {why}; remove {name}")
         for one, other, why in NOT_TOGETHER:
-            if one in chosen and other in chosen:
+            if not self._is_default(one) and not self._is_default(other):
                 raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")
         length, several = self.sequence_length, f"sequence_length: {list(self.row_lengths)}"
         if len(self.row_lengths) > 1:
