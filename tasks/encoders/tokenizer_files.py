@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from packcorpus.tasks.core.printable import suggest
 from packcorpus.tasks.encoders.auto_classes import NAMES, VERSION, Settings
 from packcorpus.tasks.encoders.auto_tokenizer import Loaded, find_class, load
 from packcorpus.tasks.encoders.encoder import Encoder, token_name
@@ -184,7 +186,7 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
             hint = f"; did you mean {model.name}?" if model else ""
             problem = f"a tokenizer is a path or a name on the Hub, such as Qwen/Qwen3-8B{hint}"
             raise UsageError("url_not_supported", f"{without_secrets(named)}: {problem}")
-        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{_similar_name(path)}; {EXPECTED}")
     from packcorpus.tasks.stores.hub import fetch_model
 
     here = "" if named.startswith("hf://") else f"no such file or folder ({path}); as a name on the Hub: "
@@ -206,6 +208,14 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
     return folder, folder.name
 
 
+def _similar_name(path: Path) -> str:
+    """Return "; did you mean X?" for a folder or a model beside the path, or ""."""
+    with suppress(OSError):
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() or entry.name.endswith(".model")]
+        return suggest(path.name, names)
+    return ""
+
+
 def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
 
@@ -225,7 +235,7 @@ def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
-        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer; {EXPECTED}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{_similar_name(path)}; {EXPECTED}")
     if path.stat().st_size == 0:
         raise DataError("bad_tokenizer", f"{path}: empty file; expected a tokenizer")
     if path.suffix not in (".model", ".json"):

@@ -313,6 +313,9 @@ def test_what_cannot_be_a_tokenizer_is_named(tmp_path: Path) -> None:
         find_tokenizer(tmp_path / "nowhere.model")
     with pytest.raises(InputMissing, match=r"contains no tokenizer\.json or tokenizer\.model"):
         find_tokenizer(tmp_path)
+    (tmp_path / "qwen").mkdir()
+    with pytest.raises(InputMissing, match=r"no such tokenizer; did you mean qwen\?"):
+        find_tokenizer(tmp_path / "qwenn")
     for name, content, problem in (("a.model", "", "empty file"), ("a.txt", "x", r"not a \.model or \.json file")):
         (tmp_path / name).write_text(content)
         with pytest.raises((DataError, UsageError), match=problem):
