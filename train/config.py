@@ -286,7 +286,7 @@ class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        option = message.removeprefix(UNKNOWN).split()[0] if message.startswith(UNKNOWN) else ""
+        option = message.removeprefix(UNKNOWN).split()[0] if message.startswith(f"{UNKNOWN}-") else ""
         if elsewhere := where_to_set(option, "training"):
             message = f"{message}; {elsewhere}"
         raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")

@@ -548,6 +548,8 @@ def skill(json_output: JsonOption = False) -> None:
     print(value_as_json({"page": page}) if json_output else page.rstrip())
 
 
+# The commands of `packcorpus train`.
+OF_TRAINING = ("chat", "diagnose", "doctor", "merge")
 # The exit code that typer returns for a KeyboardInterrupt.
 _INTERRUPTED = 130
 
@@ -572,6 +574,9 @@ def main() -> None:
             command = arguments[0]
         help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
         message = error.format_message().rstrip(".")
+        if command is None and arguments[0] in OF_TRAINING:
+            help_command = f"packcorpus train {arguments[0]} --help"
+            message = f"{message}; did you mean packcorpus train {arguments[0]}?"
         unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
         if elsewhere := where_to_set(unknown, "command"):
             message = f"{unknown}: no such option; {elsewhere}"

@@ -456,18 +456,27 @@ def _choose_template(values: dict[str, Any], files: TokenizerFiles | None, draft
     if has_template:
         try:
             found, without = _predict(values | {"template": "tokenizer"}, draft)
-            refused = [
-                reject
-                for reject in found.rejects
-                if reject.reason.startswith("template_") or reject.reason == "turn_not_located"
-            ]
-            if sum(reject.looked_at for reject in refused) <= found.looked_at / 10:
+            refused = [reject for reject in found.rejects if reject.reason == "template_refused"]
+            failed = [reject for reject in found.rejects if reject.reason in ("template_failed", "turn_not_located")]
+            not_written = [sum(reject.looked_at for reject in rejects) for rejects in (failed, refused)]
+            # A part that the template refuses cannot be read at inference, either. If it is all, the template is broken.
+            if not_written[0] <= found.looked_at / 10 and sum(not_written) < found.looked_at:
+                draft.choices += [_refused(reject, found, name) for reject in refused]
                 return "tokenizer", "the tokenizer's own template", (found, without)
-            problem = refused[0].message
+            problem = [*failed, *refused][0].message
         except PackError as error:
             problem = str(error)
         note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
     return name, note, _predict(values | {"template": name}, draft)
+
+
+def _refused(reject: Rejected, found: Prediction, built_in: str) -> str:
+    said = one_line(reject.message.removeprefix("the template refuses the conversation: "))
+    return (
+        f"the tokenizer's own template refuses {reject.looked_at:,} of {found.looked_at:,} sampled conversations: "
+        f"{said}; the model cannot read them at inference. Change the data, or set template: "
+        f"{built_in}, which writes them, but in another form than the model's own"
+    )
 
 
 def _predict(values: dict[str, Any], draft: Draft) -> Predicted:

@@ -186,10 +186,14 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
             hint = f"; did you mean {model.name}?" if model else ""
             problem = f"a tokenizer is a path or a name on the Hub, such as Qwen/Qwen3-8B{hint}"
             raise UsageError("url_not_supported", f"{without_secrets(named)}: {problem}")
-        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{_similar_name(path)}; {EXPECTED}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{similar_beside(path)}; {EXPECTED}")
     from packcorpus.tasks.stores.hub import fetch_model
 
-    here = "" if named.startswith("hf://") else f"no such file or folder ({path}); as a name on the Hub: "
+    here = (
+        ""
+        if named.startswith("hf://")
+        else f"no such file or folder ({path}){similar_beside(path)}; as a name on the Hub: "
+    )
     download = f"run: {model.download_command(DOWNLOADED)}"
     try:
         folder = fetch_model(model, FETCHED, commit)
@@ -208,8 +212,8 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
     return folder, folder.name
 
 
-def _similar_name(path: Path) -> str:
-    """Return "; did you mean X?" for a folder or a model beside the path, or ""."""
+def similar_beside(path: Path) -> str:
+    """Return "; did you mean X?" for a folder or a model beside a path, or ""."""
     with suppress(OSError):
         names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() or entry.name.endswith(".model")]
         return suggest(path.name, names)
@@ -235,7 +239,7 @@ def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
-        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{_similar_name(path)}; {EXPECTED}")
+        raise InputMissing("tokenizer_missing", f"{path}: no such tokenizer{similar_beside(path)}; {EXPECTED}")
     if path.stat().st_size == 0:
         raise DataError("bad_tokenizer", f"{path}: empty file; expected a tokenizer")
     if path.suffix not in (".model", ".json"):

@@ -41,6 +41,8 @@ KEPT = {
     "exports": "exports for other trainers",
     "adapters": "adapters and checkpoints of training runs",
     "merged": "merged models",
+    "diagnoses": "records of diagnoses",
+    "models": "the random model of --base-model toy",
     "sample": "the bundled sample",
 }
 UNKNOWN = "not written by packcorpus"

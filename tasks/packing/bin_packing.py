@@ -61,7 +61,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packcorpus.tasks.packing.column_generation import Row, Rows, improve, lower_bound, rows_of
+from packcorpus.tasks.packing.column_generation import MOST_WORK, Row, Rows, improve, lower_bound, rows_of
 
 ALGORITHM = "bottleneck-exact-fit"
 
@@ -102,16 +102,16 @@ def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return counts
 
 
-def solve(counts: np.ndarray, capacity: int) -> Packing:
+def solve(counts: np.ndarray, capacity: int, most_work: int = MOST_WORK) -> Packing:
     """Pack a histogram, and prove a lower bound.
 
     There are never more rows than with best-fit-decreasing. counts: integers, shape (capacity + 1,), as returned by
-    `histogram`.
+    `histogram`. `most_work` limits the linear program.
     """
     bound = lower_bound(counts, capacity)
     rows = search(counts, capacity, bound[0])
     if rows_of(rows) > bound[0]:
-        better, proved = improve(counts, (capacity,), rows, bound[0], lambda left: search(left, capacity))
+        better, proved = improve(counts, (capacity,), rows, bound[0], lambda left: search(left, capacity), most_work)
         rows = better or rows
         bound = max(bound, (proved, "linear program"), key=lambda candidate: candidate[0])
     return Packing(rows, bound)

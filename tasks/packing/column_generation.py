@@ -176,15 +176,17 @@ def improve(
     rows: Rows,
     bound: int,
     search: Callable[[np.ndarray], Rows],
+    most_work: int = MOST_WORK,
 ) -> Improved:
     """Pack a histogram at a lower cost than `rows`, or prove a higher bound.
 
     `lengths` are the lengths that a row may have, ascending. Costs are defined by Capacities; with one length, they are
-    numbers of rows. `search` packs the conversations that remain at the end.
+    numbers of rows. `search` packs the conversations that remain at the end. `most_work` limits the numbers that are
+    computed.
     """
     capacities = Capacities(lengths)
     left, fewest = counts.copy(), capacities.cost(rows)
-    work = _Work(min(MOST_WORK, MOST_WORK * 100 * (fewest - bound) // fewest))
+    work = _Work(min(most_work, MOST_WORK * 100 * (fewest - bound) // fewest))
     classes = _Classes(counts, capacities)
     program = _Program(classes.counts(left), capacities, map(classes.pattern, (row for row, _ in rows)), work)
     program.solve(enough=fewest)

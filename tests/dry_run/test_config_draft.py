@@ -505,6 +505,25 @@ def test_the_tokenizers_own_template_is_used_if_it_works(here: Path) -> None:
     assert "the tokenizer's own template cannot be used" in said(text)
 
 
+def test_what_the_own_template_refuses_is_said_and_no_other_template_chosen(here: Path) -> None:
+    records = conversations(30)
+    for record in records[::2]:
+        record["messages"].insert(0, {"role": "system", "content": "Be brief."})
+    write(here / "a.jsonl", records)
+    folder = here / "tiny"
+    shutil.copytree(kind_path("hf_byte_level"), folder)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusal + CHATML_JINJA)
+    found, config, text = draft(here, "a.jsonl")
+    assert config.template == "tokenizer"
+    refused = (
+        "the tokenizer's own template refuses 15 of 30 sampled conversations: System role not supported; the model"
+    )
+    assert refused in " ".join(found.summary())
+    assert "set template: chatml, which writes them" in said(text)
+    assert found.will_fail
+
+
 def test_init_prints_findings_and_the_next_command(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     done = command(here, str(BIN / "packcorpus"), "init", "a.jsonl", "--output", "mine.yaml")

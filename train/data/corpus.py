@@ -141,7 +141,7 @@ def locate(path: str | os.PathLike[str] | None, root: Path = HERE) -> Path:
     if path is None:
         return find_manifest(None, root)
     path = local_path_of(path if isinstance(path, Path) else os.fspath(path))
-    if remote_with(path) or (url_of(root) and not path.exists()):
+    if remote_with(path) or path.suffix in (".yaml", ".yml") or (url_of(root) and not path.exists()):
         return find_manifest(path, root)  # fetches the manifest
     if not path.is_file() and not (path / "manifest.json").is_file() and not any(path.glob("*.arrow")):
         path = by_name(str(path), root) or path

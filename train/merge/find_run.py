@@ -91,7 +91,7 @@ def find_run(text: str, root: Path) -> Run:
 
 def _by_name(text: str, root: Path) -> Path:
     home = root / "data" / "adapters"
-    folders = [path for path in home.glob("*") if path.is_dir()]
+    folders = [path for path in home.glob("*") if (path / "run.json").is_file() or (path / RECORD).is_file()]
     folders.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     parts = {path: path.name.rpartition("-") for path in folders}  # (name, "-", 12 characters of the key)
     if home / text in parts:

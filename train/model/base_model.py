@@ -42,6 +42,7 @@ from packcorpus.tasks.encoders.tokenizer_files import (
     load_as_of,
     locate_tokenizer,
     open_found,
+    similar_beside,
 )
 from packcorpus.tasks.storage.files import write_bytes
 from packcorpus.tasks.storage.manifest import Manifest
@@ -141,7 +142,8 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1:
         raise InputMissing(
             "model_missing",
-            f"base_model: {named}: no such folder; use a folder with a model, or the name of a model on the Hub",
+            f"base_model: {named}: no such folder{similar_beside(path)}; use a folder with a model, or the name of a "
+            "model on the Hub",
         )
     return named
 
@@ -180,7 +182,8 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
         )
     return InputMissing(
         "model_missing",
-        f"base_model: {base!r} is not a local folder and could not be downloaded from the Hub ({reason}); "
+        f"base_model: {base!r} is not a local folder{similar_beside(Path(str(base)))}; it could not be downloaded from "
+        f"the Hub, either ({reason}); "
         "check the name and the network, or use a local folder",
     )
 
