@@ -459,7 +459,7 @@ def _choose_template(values: dict[str, Any], files: TokenizerFiles | None, draft
             refused = [reject for reject in found.rejects if reject.reason == "template_refused"]
             failed = [reject for reject in found.rejects if reject.reason in ("template_failed", "turn_not_located")]
             not_written = [sum(reject.looked_at for reject in rejects) for rejects in (failed, refused)]
-            # A part that the template refuses cannot be read at inference, either. If it is all, the template is broken.
+            # What the template refuses cannot be read at inference, either. If it is all, the template is broken.
             if not_written[0] <= found.looked_at / 10 and sum(not_written) < found.looked_at:
                 draft.choices += [_refused(reject, found, name) for reject in refused]
                 return "tokenizer", "the tokenizer's own template", (found, without)

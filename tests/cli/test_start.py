@@ -99,3 +99,9 @@ def test_modules_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
     wrong = command(tmp_path, PACKCORPUS, "pack", "nope.yaml", "--json")
     assert wrong.returncode == 66
     assert '"E102"' in wrong.stderr + wrong.stdout
+    elsewhere = command(tmp_path, PACKCORPUS, "merge", "small")
+    assert elsewhere.returncode == 64
+    assert "No such command 'merge'; did you mean packcorpus train merge?" in elsewhere.stderr
+    config = command(tmp_path, PACKCORPUS, "train", "corpus.yaml", "--base-model", "toy")
+    assert config.returncode == 65
+    assert f"corpus.yaml: is a config, not a manifest; its corpora: {manifest}" in config.stderr
