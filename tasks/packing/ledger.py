@@ -347,7 +347,7 @@ def make_ledger(
             "repeated_percent": round(100 * repeated, 1),
             "repeated_rows": round(repeated * rows),
             "apart": apart(receipts, samples["read"], encoded),
-            "ways_out": ways_out(receipts, config, samples["read"], encoded, rows),
+            "ways_out": ways_out(receipts, recipe, account, encoded, rows),
         }
     if config.turns == "as_rendered":
         counts = counts_in(receipts, AS_RENDERED)
@@ -373,30 +373,36 @@ def apart(receipts: Sequence[Mapping[str, Any]], samples: float, encoded: float)
 
 
 def ways_out(
-    receipts: Sequence[Mapping[str, Any]], config: Config, samples: float, encoded: float, rows: float
+    receipts: Sequence[Mapping[str, Any]], recipe: Recipe, account: Account, encoded: float, rows: float
 ) -> dict[str, dict[str, Any]]:
     """Return settings with which conversations have fewer samples.
 
-    The values are what remains. Now, they have so many samples, encoded tokens, and rows. The last sample of a
-    conversation is about its one rendering.
+    The values are what remains of all samples, encoded tokens, and rows. The last sample of a conversation is about its
+    one rendering. Tokens of a source fill rows as often as they do now, whatever its weight or the filters.
     """
+    assert account.samples
+    config, samples, places = recipe.config, account.samples["read"], account.by_source("places")
+    numbers, of_source = source_numbers(recipe), np.zeros(len(places))
+    np.add.at(of_source, numbers, [receipt["tokens"] for receipt in receipts])
+    copies = (places / np.maximum(1, of_source))[numbers]
     counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
     earlier, tokens, before_round, round_tokens, long_rounds = (counts[name] for name in PRICE)
     found: dict[str, dict[str, Any]] = {}
 
-    def add(setting: str, fewer: int, fewer_tokens: int) -> None:
-        share = 1 - fewer_tokens / max(1, encoded)
-        found[setting] = {"samples": samples - fewer, "tokens": encoded - fewer_tokens, "rows": round(share * rows)}
+    def add(setting: str, fewer: int, name: str) -> None:
+        in_rows = copies @ [receipt.get(name, 0) for receipt in receipts]
+        left = {"samples": samples - fewer, "tokens": encoded - counts[name]}
+        found[setting] = left | {"rows": round((1 - in_rows / max(1, places.sum())) * rows)}
 
     if not earlier:
         return found
     if config.turns == "apart":
         found["turns: auto"] = {}
     if long_rounds and before_round and config.train_on == "assistant":
-        add("train_on: rounds", before_round, round_tokens)
+        add("train_on: rounds", before_round, PRICE[3])
     if config.train_on != "last" and not (long_rounds and tokens == round_tokens):
-        add("train_on: last", earlier, tokens)
-    add("turns: as_rendered", earlier, tokens)
+        add("train_on: last", earlier, PRICE[1])
+    add("turns: as_rendered", earlier, PRICE[1])
     return found
 
 
