@@ -10,11 +10,12 @@ date, time, decimal    a `Written`, which has the text of the value
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from pyarrow import types
 from packcorpus.tasks.core.errors import DataError, Reject
 from packcorpus.tasks.core.printable import shown
 from packcorpus.tasks.core.process import bomb, bounded_table
-from packcorpus.tasks.readers.container import Container, File, RecordReader, Rows
+from packcorpus.tasks.readers.container import Container, Create, File, RecordReader, Rows
 from packcorpus.tasks.readers.strict_json import parse_record
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once
@@ -172,9 +173,28 @@ def _parsed(text: str | None) -> Any:
 class TableContainer(Container):
     """A container whose rows a library reads as Arrow record batches."""
 
+    unpacked_as = "arrow"
+
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         """Yield the record batches in [reader.start, reader.stop), with all columns."""
         raise NotImplementedError
+
+    def unpack(self, file: File, ranges: Sequence[tuple[int, int, Path]], create: Create) -> None:
+        """Copy ranges of rows to Arrow streams."""
+        at, batch, batches = ranges[0][0], None, self.batches(RecordReader(self, file, ranges[0][0], ranges[-1][1]))
+        for start, stop, path in ranges:
+            with create(path) as out, ExitStack() as stack:
+                writer = None
+                while at < stop:
+                    if batch is None:
+                        what = f"from record {at + 1:,} on, a batch"
+                        with readable(self.name, file.name), bounded_table(file.name, file.bytes, what):
+                            batch = next(batches)
+                    rows = min(batch.num_rows, (start if at < start else stop) - at)
+                    if at >= start:
+                        writer = writer or stack.enter_context(pa.ipc.new_stream(out, batch.schema))
+                        writer.write_batch(batch.slice(0, rows))
+                    at, batch = at + rows, batch.slice(rows) if rows < batch.num_rows else None
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
         file, number, converter = reader.file, 0, Converter()
