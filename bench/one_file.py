@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-PAUSE = 0.1  # seconds between two looks at the memory
+PAUSE = 0.5  # seconds between two looks at the memory
 
 
 def main() -> None:

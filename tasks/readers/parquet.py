@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
@@ -13,7 +12,15 @@ import pyarrow.parquet as pq
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.readers.container import File, RecordReader, Table
 from packcorpus.tasks.readers.lines import BOMB_RATIO, CHUNK, Range
-from packcorpus.tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
+from packcorpus.tasks.readers.tables import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    TableContainer,
+    cut_rows,
+    readable,
+    rows_between,
+    wanted,
+)
 
 _BUFFER = 1 << 20  # bytes of a column that are read at once; without it, whole columns are read
 _MAGIC = b"PAR1"  # the first and the last bytes of a file
@@ -32,18 +39,12 @@ class Parquet(TableContainer):
             groups = [
                 group for group, (first, last) in enumerate(pairwise(bounds)) if first < stop and last > reader.start
             ]
-            at = bounds[groups[0]] if groups else 0
-            for batch in file.iter_batches(
+            batches = file.iter_batches(
                 batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // (int(_row_bytes(file.metadata, groups)) + 1))),
                 row_groups=groups,
                 use_threads=False,
-            ):
-                first, last = max(at, reader.start), min(at + batch.num_rows, stop)
-                if first < last:
-                    yield batch.slice(first - at, last - first)
-                at += batch.num_rows
-                if at >= stop:
-                    return
+            )
+            yield from rows_between(batches, bounds[groups[0]] if groups else 0, reader.start, stop)
 
     def column_names(self, file: File) -> list[str]:
         return list(self._metadata(file).schema.to_arrow_schema().names)
@@ -53,25 +54,11 @@ class Parquet(TableContainer):
 
         Larger row groups are cut by rows.
         """
-        [whole], metadata = ranges, self._metadata(file)
-        stops, size, stop = list[int](), 0, 0
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            # A damaged file may claim any size.
-            own = min(group.total_byte_size, BOMB_RATIO * file.bytes)
-            pieces = max(1, min(own // part_size, group.num_rows))
-            if pieces > 1 and size:
-                stops.append(stop)
-                size = 0
-            stops += [stop + group.num_rows * number // pieces for number in range(1, pieces)]
-            size, stop = size + own // pieces, stop + group.num_rows
-            if size >= part_size or pieces > 1:
-                stops.append(stop)
-                size = 0
-        bounds = [0, *stops] if stops[-1:] == [stop] else [0, *stops, stop]
-        return [
-            Range(start, stop, hashlib.sha256(f"{whole.sha256} rows {start} {stop}".encode()).hexdigest())
-            for start, stop in pairwise(bounds)
-        ]
+        metadata = self._metadata(file)
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        # A damaged file may claim any size.
+        most = BOMB_RATIO * file.bytes
+        return cut_rows(ranges, part_size, [(group.num_rows, min(group.total_byte_size, most)) for group in groups])
 
     def is_far(self, file: File, start: int, stop: int) -> bool:
         bounds = _bounds(self._metadata(file))
@@ -82,19 +69,13 @@ class Parquet(TableContainer):
         sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
         return float(sum(size for size in sizes if size >= 2 * part_size))
 
-    def records_before(self, file: File, start: int) -> int:
-        return start
-
-    def seek(self, file: File, number: int) -> tuple[int, int]:
-        return number, number
-
     def first_records(self, file: File) -> Iterator[object]:
         self._metadata(file)
         return super().first_records(file)
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
-        with readable(self.name, file.name), pq.ParquetFile(file.path, pre_buffer=False) as table:
+        with readable(self.name, file.name), pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER) as table:
             groups = range(table.metadata.num_row_groups)
             columns = wanted(table.schema_arrow.names, file)
 

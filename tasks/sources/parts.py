@@ -30,6 +30,7 @@ from packcorpus.tasks.readers.strict_json import decode_block
 from packcorpus.tasks.sources.digests import DigestCache, hash_file
 from packcorpus.tasks.sources.model import Part, Source, SourceFile
 from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.sources.unpack import may_be_far
 from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.stores.store import Stop, damaged_copy, run_all
 
@@ -94,7 +95,7 @@ class PartReader(RecordReader):
 
     def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block):
         file, start, stop = part.file, part.start, part.stop
-        container, end = container_named(file.container), None if part.is_whole and file.compression else stop
+        container, end = container_named(file.container), None if part.is_whole and may_be_far(file) else stop
         if part.unpacked:
             stat = part.unpacked.stat()
             if name := container.unpacked_as:

@@ -46,7 +46,8 @@ def unpacked(part: Part, ranges: bytes, folder: Path, is_needed: Callable[[Part]
     """Yield a part that can be read at once; remove its copy after the block.
 
     Copies are in `folder`. `ranges` are those of all parts of the file, `packed`. `is_needed` returns whether another
-    part is still to be read. Raises DataError if the file cannot be read or has changed, and StorageError if a copy cannot be written.
+    part is still to be read. Raises DataError if the file cannot be read or has changed, and StorageError if a copy
+    cannot be written.
     """
     if not is_far(part):
         yield part

@@ -274,23 +274,50 @@ def test_a_damaged_file_and_a_bomb_are_refused_before_anything_is_written(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(100), deadline=None)
+def write_parquet(table: pa.Table, out: io.BytesIO, rows: int) -> None:
+    pq.write_table(table, out, row_group_size=rows, compression="zstd")
+
+
+def write_arrow(new: Callable[..., Any], compression: str | None) -> Callable[[pa.Table, io.BytesIO, int], None]:
+    def write(table: pa.Table, out: io.BytesIO, rows: int) -> None:
+        with new(out, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_table(table, rows)
+
+    return write
+
+
+TABLES: list[tuple[str, Callable[[pa.Table, io.BytesIO, int], None]]] = [
+    ("a.parquet", write_parquet),
+    ("a.arrow", write_arrow(pa.ipc.new_stream, None)),
+    ("a.arrow", write_arrow(pa.ipc.new_stream, "lz4")),
+    ("a.feather", write_arrow(pa.ipc.new_file, None)),
+    ("a.feather", write_arrow(pa.ipc.new_file, "zstd")),
+]
+
+
+@settings(max_examples=examples(200), deadline=None)
 @given(
+    st.sampled_from(TABLES),
     st.lists(st.fixed_dictionaries({"text": TEXTS, "id": st.integers(0, 9)}), min_size=1, max_size=60),
     st.integers(1, 70),
     st.integers(1, 900),
     st.sets(st.integers(0, 60), max_size=6),
 )
-def test_row_groups_of_any_size_are_cut_by_rows(
-    rows: list[dict[str, Any]], group: int, part_size: int, done: set[int]
+def test_groups_of_rows_of_any_size_are_cut_by_rows(
+    table: tuple[str, Callable[[pa.Table, io.BytesIO, int], None]],
+    rows: list[dict[str, Any]],
+    group: int,
+    part_size: int,
+    done: set[int],
 ) -> None:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=group, compression="zstd")
+    file_name, write = table
+    write(pa.Table.from_pylist(rows), out := io.BytesIO(), group)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parts = parts_of(folder, "a.parquet", out.getvalue(), part_size)
+        parts = parts_of(folder, file_name, out.getvalue(), part_size)
         texts = [{"text": row["text"]} for row in rows]
-        assert parts[-1].stop == len(rows)
+        if not parts[0].is_whole:
+            assert parts[-1].stop == len(rows)
         assert len({part.sha256 for part in parts}) == len(parts)
         expected = [records_in(part) for part in parts]
         assert [record for of_part in expected for record in of_part] == texts
@@ -298,7 +325,15 @@ def test_row_groups_of_any_size_are_cut_by_rows(
         skipped = {part.start for part in parts if part.start in done}
         kept = [of_part for part, of_part in zip(parts, expected, strict=True) if part.start not in skipped]
         assert read_as_in_a_run(parts, folder, skipped) == kept
-        assert [place_of(part, 0) for part in parts] == [f"a.parquet:{part.start + 1}" for part in parts]
+        assert [place_of(part, 0) for part in parts] == [f"{file_name}:{part.start + 1}" for part in parts]
+
+
+def test_streams_that_follow_each_other_are_cut_together(tmp_path: Path) -> None:
+    rows = [{"text": f"{number:,} " * 20} for number in range(600)]
+    write_arrow(pa.ipc.new_stream, None)(pa.Table.from_pylist(rows), out := io.BytesIO(), 50)
+    parts = parts_of(tmp_path, "a.arrow", out.getvalue() * 2, 5_000)
+    assert len(parts) > 10
+    assert [record for of_part in read_as_in_a_run(parts, tmp_path) for record in of_part] == rows * 2
 
 
 def test_a_row_group_is_cut_into_parts_of_the_part_size(tmp_path: Path) -> None:
@@ -329,9 +364,9 @@ def _rows(manifest: Path) -> list[list[int]]:
 
 def _as(kind: str, records: list[dict[str, Any]]) -> bytes:
     text = json.dumps(records).encode() if ".json." in f"{kind}." else as_lines(records)
-    if kind == ".parquet":
-        out = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(records), out)
+    if kind in (".parquet", ".arrow"):
+        write = write_parquet if kind == ".parquet" else write_arrow(pa.ipc.new_stream, "lz4")
+        write(pa.Table.from_pylist(records), out := io.BytesIO(), len(records))
         return out.getvalue()
     return COMPRESS.get(Path(kind).suffix, bytes)(text)
 
@@ -343,7 +378,7 @@ def _recipe(folder: Path, kind: str, records: list[dict[str, Any]]) -> Recipe:
     return resolve(config, folder)
 
 
-KINDS = (".json", ".parquet", ".jsonl.gz", ".jsonl.zst", ".json.gz")
+KINDS = (".json", ".parquet", ".arrow", ".jsonl.gz", ".jsonl.zst", ".json.gz")
 
 
 @pytest.mark.parametrize("kind", KINDS)
