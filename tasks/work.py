@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,7 +29,7 @@ from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.locate import with_copy
 from packcorpus.tasks.sources.model import Part
 from packcorpus.tasks.sources.parts import WHOLE, Share, sizes_of
-from packcorpus.tasks.sources.unpack import unpacked
+from packcorpus.tasks.sources.unpack import packed, unpacked
 from packcorpus.tasks.storage.files import (
     acquire_lock,
     digest_of,
@@ -145,7 +147,7 @@ class TokenizePart(Work):
     """Tokenize a part of the sources.
 
     `key` and `engines` are those of the process that has decided this work, for any other process. So are the `ranges`
-    of all parts of the file, for the process that unpacks it.
+    of the parts of the file that are unpacked together.
     """
 
     part: Part
@@ -193,7 +195,7 @@ class TokenizePart(Work):
             if recipe.template.engines and not engines.uses_minijinja:
                 recipe.template.engines.use_jinja2()
             checks.check_first_conversations(recipe)
-        ranges = recipe.ranges.get(self.part.file, b"")
+        ranges = self.ranges or recipe.ranges.get(self.part.file, b"")
         return replace(self, key=recipe.tokens_key(self.part), engines=engines, ranges=ranges)
 
     def run(self) -> dict[str, Any]:
@@ -550,6 +552,10 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
         claim(recipe)
     costs = sizes_of(recipe.parts) if kind is TokenizePart else [1] * len(steps)
     own = [steps[number] for number in share.of(costs)]
+    if mirror_of(recipe.layout.root).url:  # nobody else reads what is unpacked here
+        parts = [step.part for step in own if isinstance(step, TokenizePart)]
+        ranges = {file: packed(of_file) for file, of_file in groupby(parts, attrgetter("file"))}
+        own = [replace(step, ranges=ranges[step.part.file]) if isinstance(step, TokenizePart) else step for step in own]
     left = [work for work in own if not work.is_done()]
     for work in left:
         run_all(work)

@@ -16,20 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import corpus_bytes
 from support.containers import as_lines
+from support.one_file import COMPRESS, one_file, write_arrow, write_parquet
 from support.profiles import examples
-from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from packcorpus.tasks import recipe as recipe_module
 from packcorpus.tasks.core.errors import DataError, Reject
 from packcorpus.tasks.inspection.unused import delete_unused, find_unused
 from packcorpus.tasks.readers import json_array
 from packcorpus.tasks.readers.container import Container
-from packcorpus.tasks.recipe import Recipe, resolve
 from packcorpus.tasks.sources import unpack
 from packcorpus.tasks.sources.model import Part, Source
 from packcorpus.tasks.sources.parts import PartReader, find_parts, place_of
@@ -47,8 +46,6 @@ RECORDS = st.fixed_dictionaries({"text": TEXTS}, optional={"more": MORE})
 NUMBERS = st.integers(-99, 99)
 OTHERS = st.fixed_dictionaries({"id": NUMBERS, "text": TEXTS}) | NUMBERS | TEXTS | st.lists(NUMBERS)
 SPACES = st.text(st.sampled_from(" \n\t\r"), max_size=3)
-
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def parts_of(folder: Path, name: str, data: bytes, part_size: int, format: str = "text") -> list[Part]:
@@ -274,18 +271,6 @@ def test_a_damaged_file_and_a_bomb_are_refused_before_anything_is_written(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def write_parquet(table: pa.Table, out: io.BytesIO, rows: int) -> None:
-    pq.write_table(table, out, row_group_size=rows, compression="zstd")
-
-
-def write_arrow(new: Callable[..., Any], compression: str | None) -> Callable[[pa.Table, io.BytesIO, int], None]:
-    def write(table: pa.Table, out: io.BytesIO, rows: int) -> None:
-        with new(out, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-            writer.write_table(table, rows)
-
-    return write
-
-
 TABLES: list[tuple[str, Callable[[pa.Table, io.BytesIO, int], None]]] = [
     ("a.parquet", write_parquet),
     ("a.arrow", write_arrow(pa.ipc.new_stream, None)),
@@ -362,22 +347,6 @@ def _rows(manifest: Path) -> list[list[int]]:
     ]
 
 
-def _as(kind: str, records: list[dict[str, Any]]) -> bytes:
-    text = json.dumps(records).encode() if ".json." in f"{kind}." else as_lines(records)
-    if kind in (".parquet", ".arrow"):
-        write = write_parquet if kind == ".parquet" else write_arrow(pa.ipc.new_stream, "lz4")
-        write(pa.Table.from_pylist(records), out := io.BytesIO(), len(records))
-        return out.getvalue()
-    return COMPRESS.get(Path(kind).suffix, bytes)(text)
-
-
-def _recipe(folder: Path, kind: str, records: list[dict[str, Any]]) -> Recipe:
-    config = write_project(folder, records, part_size=1024)
-    (folder / f"data{kind}").write_bytes(_as(kind, records))
-    config.write_text(config.read_text().replace("chat.jsonl", f"data{kind}"))
-    return resolve(config, folder)
-
-
 KINDS = (".json", ".parquet", ".arrow", ".jsonl.gz", ".jsonl.zst", ".json.gz")
 
 
@@ -387,8 +356,8 @@ def test_a_corpus_has_the_rows_of_the_same_records_in_jsonl(
 ) -> None:
     monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 1 << 30)  # one shard of each
     records = conversations(300)
-    expected = _rows(pack_corpus(_recipe(tmp_path / "jsonl", ".jsonl", records)))
-    recipe = _recipe(tmp_path / "other", kind, records)
+    expected = _rows(pack_corpus(one_file(tmp_path / "jsonl", ".jsonl", records)))
+    recipe = one_file(tmp_path / "other", kind, records)
     assert len(recipe.parts) > 8
     assert _rows(pack_corpus(recipe)) == expected
     folder = tmp_path / "other/data/unpacked"
@@ -397,7 +366,7 @@ def test_a_corpus_has_the_rows_of_the_same_records_in_jsonl(
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl.gz"])
 def test_lost_tokens_are_made_again(kind: str, tmp_path: Path) -> None:
-    recipe = _recipe(tmp_path, kind, conversations(300))
+    recipe = one_file(tmp_path, kind, conversations(300))
     before = corpus_bytes(pack_corpus(recipe))
     for step in TokenizePart.all_of(recipe)[3::4]:
         step.outputs()[0].unlink()
@@ -409,7 +378,7 @@ def test_lost_tokens_are_made_again(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_is_trained_on_a_file_that_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = _recipe(tmp_path, ".jsonl.gz", conversations(300))
+    recipe = one_file(tmp_path, ".jsonl.gz", conversations(300))
     opened = list[Part]()
     init = PartReader.__init__
     monkeypatch.setattr(
