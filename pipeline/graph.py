@@ -121,7 +121,9 @@ class _Task(luigi.Task):
         with reporting():
             works, counts = self.works, self.counts
             left = [number for number, count in enumerate(counts) if not count.is_done]
-            left.sort(key=lambda number: counts[number].size, reverse=True)  # or one worker would be busy last
+            # Large parts first, or one worker would be busy last. Similar ones stay in order, because some files can
+            # only be read from their start.
+            left.sort(key=lambda number: int(counts[number].size).bit_length(), reverse=True)
             with open_engine(self.on, run.workers) if self.kind.are_steps else Here() as engine:
                 if not self.kind.are_steps:
                     counts[0].started = time.time()

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from packcorpus.tasks.encoders.tokenizer_files import (
 from packcorpus.tasks.sources.digests import DigestCache
 from packcorpus.tasks.sources.model import Part, SourceFile, found_layouts
 from packcorpus.tasks.sources.parts import find_parts
+from packcorpus.tasks.sources.unpack import may_be_far, packed
 from packcorpus.tasks.storage.files import has_artifact
 from packcorpus.tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
 from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
@@ -268,6 +271,11 @@ class Recipe:
     def token_keys(self) -> list[str]:
         """Return the key of each part's token file; equal parts have equal keys."""
         return [self.tokens_key(part) for part in self.parts]
+
+    @cached_property
+    def ranges(self) -> dict[SourceFile, bytes]:
+        """Return the ranges of all parts of each file that may be unpacked."""
+        return {file: packed(parts) for file, parts in groupby(self.parts, attrgetter("file")) if may_be_far(file)}
 
     @cached_property
     def _texts(self) -> dict[str, Any]:

@@ -13,8 +13,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,6 +29,7 @@ from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.locate import with_copy
 from packcorpus.tasks.sources.model import Part
 from packcorpus.tasks.sources.parts import WHOLE, Share, sizes_of
+from packcorpus.tasks.sources.unpack import packed, unpacked
 from packcorpus.tasks.storage.files import (
     acquire_lock,
     digest_of,
@@ -142,12 +146,14 @@ class TrainTokenizer(Work):
 class TokenizePart(Work):
     """Tokenize a part of the sources.
 
-    `key` and `engines` are those of the process that has decided this work, for any other process.
+    `key` and `engines` are those of the process that has decided this work, for any other process. So are the `ranges`
+    of the parts of the file that are unpacked together.
     """
 
     part: Part
     key: str = ""
     engines: EngineChoice | None = None
+    ranges: bytes = field(default=b"", compare=False, repr=False)
 
     needs = (TrainTokenizer,)
     stage = "tokenize"
@@ -189,7 +195,8 @@ class TokenizePart(Work):
             if recipe.template.engines and not engines.uses_minijinja:
                 recipe.template.engines.use_jinja2()
             checks.check_first_conversations(recipe)
-        return replace(self, key=recipe.tokens_key(self.part), engines=engines)
+        ranges = self.ranges or recipe.ranges.get(self.part.file, b"")
+        return replace(self, key=recipe.tokens_key(self.part), engines=engines, ranges=ranges)
 
     def run(self) -> dict[str, Any]:
         from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
@@ -209,14 +216,26 @@ class TokenizePart(Work):
         encoder = self.engines.encoder(recipe.encoder)
         if recipe.template.engines and not self.engines.uses_minijinja:
             recipe.template.engines.use_jinja2()
-        part, (file, receipt_file) = with_copy(self.part, layout.remote()), self.outputs()
-        tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file)
-        receipt = tokenize()
-        # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
-        if {"rendering", "rendering_differs"} <= receipt.keys():
+        file, receipt_file = self.outputs()
+        with self._at_hand() as part:
+            tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file)
             receipt = tokenize()
+            # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
+            if {"rendering", "rendering_differs"} <= receipt.keys():
+                receipt = tokenize()
         mirror.push(self.outputs())
         return receipt
+
+    def _at_hand(self) -> AbstractContextManager[Part]:
+        """Return the part for reading, with its file or its unpacked copy here."""
+        part = with_copy(self.part, self.recipe.layout.remote())
+
+        def is_needed(other: Part) -> bool:
+            outputs = replace(self, part=other, key="").outputs()
+            return not self.mirror.has(*outputs, refused=self.engines.refused if self.engines else ())
+
+        key = self.recipe.tokens_key(replace(part, sha256=part.file.sha256))  # of the file, for this tokenizer
+        return unpacked(part, self.ranges, self.recipe.layout.unpacked(key), is_needed)
 
 
 @dataclass(frozen=True)
@@ -533,6 +552,10 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
         claim(recipe)
     costs = sizes_of(recipe.parts) if kind is TokenizePart else [1] * len(steps)
     own = [steps[number] for number in share.of(costs)]
+    if mirror_of(recipe.layout.root).url:  # nobody else reads what is unpacked here
+        parts = [step.part for step in own if isinstance(step, TokenizePart)]
+        ranges = {file: packed(of_file) for file, of_file in groupby(parts, attrgetter("file"))}
+        own = [replace(step, ranges=ranges[step.part.file]) if isinstance(step, TokenizePart) else step for step in own]
     left = [work for work in own if not work.is_done()]
     for work in left:
         run_all(work)

@@ -517,6 +517,7 @@ def clean(
     engines     proofs that the fast encoder gives the same tokens
     tokenizers  tokenizers that runs have trained
     remote      copies of remote source files
+    unpacked    parts of source files that a run has unpacked, until it reads them
 
     Never deleted: data/corpora, data/exports, data/adapters, data/merged, manifests/, and files that packcorpus did not
     write. Tokenizers and models from the Hub are in the Hub's own cache (HF_HOME).

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packcorpus.tasks.core.process import cores, free_disk, memory_limit
-from packcorpus.tasks.readers.json_files import JsonArray, largest_block
+from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.sources.parts import HASH_THREADS
 from packcorpus.tasks.storage.facts import Ledger
 from packcorpus.tasks.stores.urls import url_of
@@ -29,6 +29,7 @@ HASHED_BYTE = 1.0e-9  # of a source, per thread: hashed once as a file and once 
 TASK = 0.03  # a fork, page faults, Luigi, syncs
 STEP = 0.007  # per part and shard, in a worker that stays: two files, two lists of all parts
 WRITTEN_BYTE = 2.7e-9  # of a shard
+UNPACKED_BYTE = {"gz": 3.5e-9, "zst": 1.2e-9, "": 1.5e-9}  # by compression, for each time that it is unpacked
 COMMIT = 0.1
 
 # Bytes per token in a shard: int32 + int8 + int32 + int32.
@@ -45,10 +46,6 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 # total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The plan takes PLAN_MEMORY bytes per conversation
 # (bench/packing/planning.py: 19 to 28).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
-
-# A JSON array whose elements do not look alike is in memory as a whole: 8.2 bytes per byte, measured at 70 MB. A
-# smaller array takes little in comparison with BASE_MEMORY.
-ARRAY_MEMORY, SMALL_ARRAY = 8.2, 4 << 20
 
 
 def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
@@ -86,15 +83,18 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     text_bytes = tokens.encoded * TOKEN_BYTES / at_once
     planned = max(conversations, pieces / config.epochs)
     memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
-    arrays = [file for file in recipe.files if file.container == JsonArray.name and not file.identity]
-    memory += ARRAY_MEMORY * max((largest_block(file) for file in arrays if file.bytes > SMALL_ARRAY), default=0)
+    unpacked = [container_named(file.container).copied_bytes(file, config.part_size) for file in recipe.files]
+    disk |= {"unpacked": sum(unpacked)} if any(unpacked) else {}
+    unpacking = [size * UNPACKED_BYTE[file.compression] for file, size in zip(recipe.files, unpacked, strict=True)]
     encoding = sum(each.seconds * weight for each, weight in zip(chosen.sampled, weights, strict=True))
     size = sum(file.bytes for file in recipe.files)
-    parts = max(len(recipe.files), size // config.part_size)
+    parts = max(len(recipe.files), (size + sum(unpacked)) // config.part_size)
     plan = TASK + plan_seconds(max(conversations, pieces), tokens.encoded, config.epochs)
     steps = STEP * (parts + sum(recipe.shards.values()))
-    hashing = size * HASHED_BYTE / min(HASH_THREADS, usable, len(recipe.files))
-    seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
+    # To be cut, a text is unpacked while it is hashed.
+    cutting = sum(each for file, each in zip(recipe.files, unpacking, strict=True) if file.compression)
+    hashing = (size * HASHED_BYTE + cutting) / min(HASH_THREADS, usable, len(recipe.files))
+    seconds = START + hashing + plan + (sum(unpacking) + encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
     return {
         "bytes_on_disk": {name: round(size) for name, size in disk.items()},
         "disk_free_bytes": None if url_of(recipe.layout.root) else free_disk(recipe.layout.root / "data"),

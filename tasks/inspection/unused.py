@@ -33,6 +33,7 @@ CLEANED = {
     "engines": "proofs that the fast encoder gives the same tokens",
     "tokenizers": "tokenizers that runs have trained",
     "remote": "copies of remote source files",
+    "unpacked": "parts of source files that a run has unpacked, until it reads them",
 }
 TEMPORARY_FILES = "of runs that were killed"
 # Never cleaned.
@@ -141,6 +142,7 @@ def find_unused(root: Path) -> Usage:
         "engines": _engines,
         "tokenizers": _tokenizers,
         "remote": _remote,
+        "unpacked": _unpacked,
     }
     kinds = {name: Kind(name, what) for name, what in CLEANED.items()}
     for name, find in finders.items():
@@ -300,6 +302,14 @@ def _remote(layout: Layout, uses: _Uses, kind: Kind) -> None:
         digests = {_facts(path).get("sha256") for path in files if path.name.endswith(".receipt.json")}
         is_used = bool(uses.unreadable) or folder.name in uses.copies or bool(digests & uses.sources)
         _place(kind, is_used).add(*files)
+
+
+def _unpacked(layout: Layout, uses: _Uses, kind: Kind) -> None:
+    for path in _entries(layout.root / "data" / "unpacked"):
+        if _KEY.fullmatch(path.name) and path.is_dir():
+            kind.unused.add(*(copy for copy in _entries(path) if re.fullmatch(r"\d+-\d+", copy.name)))
+        elif path.suffix == ".lock" and _KEY.fullmatch(path.stem):
+            kind.unused.add(path)
 
 
 def _place(kind: Kind, is_used: bool) -> Files:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.readers.container import File, RecordReader, Table
-from packcorpus.tasks.readers.tables import TableContainer, readable, wanted
+from packcorpus.tasks.readers.lines import Range
+from packcorpus.tasks.readers.tables import TableContainer, cut_rows, readable, rows_between, wanted
 
 _FILE_MAGIC = b"ARROW1"
 _FOOTER_END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes again
@@ -35,7 +36,23 @@ class ArrowIpc(TableContainer):
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # not memory-mapped, because the process would be killed if a mapped file was truncated
         with reader.file.open() as file:
-            yield from _batches(pa.PythonFile(file), reader.file.name)
+            yield from rows_between(_batches(pa.PythonFile(file), reader.file.name), 0, reader.start, reader.stop)
+
+    def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
+        """Cut the file where record batches reach `part_size` bytes, as they are stored.
+
+        Larger batches are cut by rows.
+        """
+        if file.bytes < 2 * part_size:
+            return ranges
+        with readable(self.name, file.name), pa.memory_map(str(file.path)) as source:
+            return cut_rows(ranges, part_size, sizes) if (sizes := _sizes(source)) else ranges
+
+    def is_far(self, file: File, start: int, stop: int) -> bool:
+        return True
+
+    def copied_bytes(self, file: File, part_size: int) -> float:
+        return float(file.bytes) * (file.bytes >= 2 * part_size)
 
     def column_names(self, file: File) -> list[str]:
         with readable(self.name, file.name), pa.memory_map(str(file.path)) as source:
@@ -60,6 +77,37 @@ def count_rows(path: Path, name: str) -> int:
     """Count the rows of a file by its headers. Raises DataError if it is damaged."""
     with readable(ArrowIpc.name, name), pa.memory_map(str(path)) as source:
         return sum(batch.num_rows for batch in _batches(source, name))
+
+
+def _sizes(source: Any) -> list[tuple[int, int]]:
+    """Return the rows and the stored bytes of each record batch, or nothing if a message is damaged.
+
+    Nothing is decompressed. Metadata is a table of the FlatBuffers format: field 2 of a message is its header, and
+    field 0 of the header of a record batch is the number of rows.
+    """
+    sizes = list[tuple[int, int]]()
+    with suppress(pa.ArrowException, OSError, EOFError, struct.error):
+        is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+        count = pa.ipc.open_file(source).num_record_batches if is_file else -1
+        source.seek(8 * is_file)
+        while source.tell() < source.size() and not (is_file and sizes):
+            for message in pa.ipc.MessageReader.open_stream(source):
+                if message.type == "record batch":
+                    metadata = message.metadata.to_pybytes()
+                    header = _field(metadata, struct.unpack_from("<I", metadata)[0], 2)
+                    rows = _field(metadata, header + struct.unpack_from("<I", metadata, header)[0], 0)
+                    sizes.append((struct.unpack_from("<q", metadata, rows)[0], message.body.size))
+        return sizes if count in (-1, len(sizes)) else []
+    return []
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return the place of a field of a FlatBuffers table. Raises struct.error."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    (offset,) = struct.unpack_from("<H", data, fields + 4 + 2 * number)
+    if not offset:
+        raise struct.error("the field is absent")
+    return int(table + offset)
 
 
 def _batches(source: Any, name: str) -> Iterator[Any]:

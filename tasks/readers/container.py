@@ -10,22 +10,25 @@ read.
 from __future__ import annotations
 
 import hashlib
+import io
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import IO, Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from packcorpus.tasks.core.errors import DataError
-from packcorpus.tasks.readers.lines import Range, Read, decompressed
+from packcorpus.tasks.readers.lines import CHUNK, Range, Read, decompressed
 from packcorpus.tasks.readers.strict_json import decode_block
 
 MAX_RECORD_BYTES = 16_000_000
 
 # A block of records should stay in the CPU cache.
 BLOCK, BLOCK_BYTES = 256, 1 << 20
+_MEASURED = 16 << 20  # bytes of a text that show how well it is compressed
 RUN = 100  # records of a run, if a container has no cheaper way to form runs
 
 Block = tuple[Sequence[int], list[Any]]
@@ -78,6 +81,9 @@ class Run(NamedTuple):
     records: Callable[[], list[Record]]
 
 
+Create = Callable[[Path], AbstractContextManager[IO[bytes]]]
+"""Create a file that exists once the block ends."""
+
 Window = Callable[[BinaryIO, int, int], tuple[list[Record], int]]
 """Return the records that begin in bytes [start, stop) of an open file, and their size in bytes."""
 
@@ -99,13 +105,15 @@ class Container:
     """A file layout, with methods that identify, split, read, and sample a file.
 
     A subclass must set `name` and `extensions` and implement `read` (tables: `TableContainer.batches`). By default a
-    file is identified by its extension, is not split, and is sampled from its start.
+    file is identified by its extension, is not cut, and is sampled from its start.
     """
 
     name: str  # stored in manifests and content keys
     extensions: tuple[str, ...]
     is_text = False  # UTF-8 text: may be compressed as .gz or .zst
+    is_cut = False  # text: `split_text` cuts it
     is_compressed = False  # values are compressed within the file
+    unpacked_as = ""  # the container of unpacked parts, if it is another one
     numbered_by: Literal["line", "record"] = "record"
     record = "a row"  # description of one record, for the documentation
 
@@ -126,8 +134,26 @@ class Container:
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
         """Return the SHA-256 of a file, given its bytes, and the ranges of its parts.
 
-        The end of a range must depend only on the bytes before it and on `part_size`.
+        The end of a range must depend only on the bytes before it and on `part_size`. The ranges of a compressed file
+        are those of its text, unless it is one part. Raises DataError if the text cannot be read.
         """
+        if not file.compression:
+            return self.split_text(file, part_size, chunks)
+        whole = hashlib.sha256()
+        if self.is_cut and file.bytes > part_size:
+            stream = _Passing(chunks, whole.update)
+            with io.BufferedReader(stream, CHUNK) as source:
+                read = decompressed(source, file.compression, file.name)
+                _, ranges = self.split_text(file, part_size, iter(partial(read, CHUNK), b""))
+            if len(ranges) > 1:
+                return whole.hexdigest(), ranges
+        else:
+            for chunk in chunks:
+                whole.update(chunk)
+        return whole.hexdigest(), [Range(0, file.bytes, whole.hexdigest())]
+
+    def split_text(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
+        """Return the SHA-256 of a text, and the ranges of its parts, as `split`."""
         digest = hashlib.sha256()
         for chunk in chunks:
             digest.update(chunk)
@@ -136,6 +162,38 @@ class Container:
     def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
         """Divide the ranges of a hashed file further, at places that its content shows."""
         return ranges
+
+    def is_far(self, file: File, start: int, stop: int) -> bool:
+        """Return whether a range that is not the whole file is far from its start.
+
+        It is reached only by reading what is before it.
+        """
+        return bool(file.compression)
+
+    def copied_bytes(self, file: File, part_size: int) -> float:
+        """Return about how many bytes `unpack` would copy of a file."""
+        if not (file.compression and self.is_cut and file.bytes > part_size):
+            return 0.0
+        reader, size = RecordReader(self, file), 0
+        with reader.open_text() as read:
+            while size < _MEASURED and (chunk := read(CHUNK)):
+                size += len(chunk)
+            return file.bytes * size / max(1, reader.position())
+
+    def unpack(self, file: File, ranges: Sequence[tuple[int, int, Path]], create: Create) -> None:
+        """Copy ranges of a file to files, reading it once, from its start.
+
+        The ranges are in order. Each file has the decompressed bytes of a range at their place; before them is a hole.
+        """
+        with RecordReader(self, file).open_text() as read:
+            at = 0
+            for start, stop, path in ranges:
+                while at < start and (skipped := read(min(CHUNK, start - at))):
+                    at += len(skipped)
+                with create(path) as out:
+                    out.seek(start)
+                    while at < stop and (chunk := read(min(CHUNK, stop - at))):
+                        at += out.write(chunk)
 
     def records_before(self, file: File, start: int) -> int:
         """Return how many numbers precede the start of a range, for places."""
@@ -231,10 +289,26 @@ class RecordReader:
 
     @contextmanager
     def open_text(self) -> Iterator[Read]:
-        """Open a text file, and return a function that reads its decompressed bytes."""
-        with self.file.open() as file:
-            self.position = file.tell
-            yield decompressed(file, self.file.compression, self.file.name)
+        """Open the range of a text; return a function that reads it, decompressed."""
+        file = self.file
+        with file.open(None if file.compression else self.stop) as source:
+            self.position = source.tell
+            if file.compression:
+                read, at, stop = decompressed(source, file.compression, file.name), 0, self.stop
+                while at < self.start and (skipped := read(min(CHUNK, self.start - at))):
+                    at += len(skipped)
+            else:
+                read, stop = source.read, file.bytes if self.stop is None else self.stop
+                source.seek(self.start)
+            left = math.inf if stop is None else stop - self.start
+
+            def read_range(size: int) -> bytes:
+                nonlocal left
+                data = read(int(max(0, min(size, left))))
+                left -= len(data)
+                return data
+
+            yield read if stop is None else read_range
 
     def too_long(self) -> str:
         return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"
@@ -257,3 +331,26 @@ def in_blocks(records: Iterable[tuple[object, int]], first: int = 0) -> Iterator
         yield range(first, first + len(held)), held, size
     if error:
         raise error
+
+
+class _Passing(io.RawIOBase):
+    """The chunks of a file as a stream. Each chunk is passed to `take` first."""
+
+    def __init__(self, chunks: Iterable[bytes], take: Callable[[bytes], None]):
+        self._chunks, self._take = iter(chunks), take
+        self._rest, self._place = memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest and (chunk := next(self._chunks, b"")):
+            self._take(chunk)
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        self._place += size
+        return size

@@ -10,7 +10,8 @@ from pathlib import PurePath
 from packcorpus.tasks.readers.arrow_ipc import ArrowIpc
 from packcorpus.tasks.readers.container import Container
 from packcorpus.tasks.readers.csv_file import Csv, Tsv
-from packcorpus.tasks.readers.json_files import JsonArray, Jsonl, Session
+from packcorpus.tasks.readers.json_array import JsonArray
+from packcorpus.tasks.readers.json_files import Jsonl, Session
 from packcorpus.tasks.readers.parquet import Parquet
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())

@@ -1,19 +1,28 @@
-"""Parquet: a part is a range of row groups."""
+"""Parquet: a part is a range of rows, of whole row groups if they are small."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.readers.container import File, RecordReader, Table
-from packcorpus.tasks.readers.lines import CHUNK, Range
-from packcorpus.tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
+from packcorpus.tasks.readers.lines import BOMB_RATIO, CHUNK, Range
+from packcorpus.tasks.readers.tables import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    TableContainer,
+    cut_rows,
+    readable,
+    rows_between,
+    wanted,
+)
 
+_BUFFER = 1 << 20  # bytes of a column that are read at once; without it, whole columns are read
 _MAGIC = b"PAR1"  # the first and the last bytes of a file
 
 
@@ -24,33 +33,41 @@ class Parquet(TableContainer):
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # no threads and no read-ahead, because parts run in parallel and a row group may be large
-        with reader.file.open() as source, pq.ParquetFile(source, pre_buffer=False) as file:
-            groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
-            _, row_bytes = _size(file.metadata, groups)
-            yield from file.iter_batches(
-                batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // (int(row_bytes) + 1))),
-                row_groups=list(groups),
+        with reader.file.open() as source, pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as file:
+            bounds, stop = _bounds(file.metadata), reader.stop
+            stop = bounds[-1] if stop is None else stop
+            groups = [
+                group for group, (first, last) in enumerate(pairwise(bounds)) if first < stop and last > reader.start
+            ]
+            batches = file.iter_batches(
+                batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // (int(_row_bytes(file.metadata, groups)) + 1))),
+                row_groups=groups,
                 use_threads=False,
             )
+            yield from rows_between(batches, bounds[groups[0]] if groups else 0, reader.start, stop)
 
     def column_names(self, file: File) -> list[str]:
         return list(self._metadata(file).schema.to_arrow_schema().names)
 
     def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
-        """Cut the file where row groups reach `part_size` uncompressed bytes."""
-        [whole] = ranges
-        metadata = self._metadata(file)
-        ranges, start, size = [], 0, 0
-        for index in range(metadata.num_row_groups):
-            size += metadata.row_group(index).total_byte_size
-            if size >= part_size or index == metadata.num_row_groups - 1:
-                sha256 = hashlib.sha256(f"{whole.sha256} {start} {index + 1}".encode()).hexdigest()
-                ranges.append(Range(start, index + 1, sha256))
-                start, size = index + 1, 0
-        return ranges
+        """Cut the file where row groups reach `part_size` uncompressed bytes.
 
-    def records_before(self, file: File, start: int) -> int:
-        return _size(self._metadata(file), range(start))[0]
+        Larger row groups are cut by rows.
+        """
+        metadata = self._metadata(file)
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        # A damaged file may claim any size.
+        most = BOMB_RATIO * file.bytes
+        return cut_rows(ranges, part_size, [(group.num_rows, min(group.total_byte_size, most)) for group in groups])
+
+    def is_far(self, file: File, start: int, stop: int) -> bool:
+        bounds = _bounds(self._metadata(file))
+        return start not in bounds or stop not in bounds
+
+    def copied_bytes(self, file: File, part_size: int) -> float:
+        metadata = self._metadata(file)
+        sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+        return float(sum(size for size in sizes if size >= 2 * part_size))
 
     def first_records(self, file: File) -> Iterator[object]:
         self._metadata(file)
@@ -58,7 +75,7 @@ class Parquet(TableContainer):
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
-        with readable(self.name, file.name), pq.ParquetFile(file.path, pre_buffer=False) as table:
+        with readable(self.name, file.name), pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER) as table:
             groups = range(table.metadata.num_row_groups)
             columns = wanted(table.schema_arrow.names, file)
 
@@ -71,7 +88,7 @@ class Parquet(TableContainer):
                         return
 
             rows = [table.metadata.row_group(group).num_rows for group in groups]
-            yield Table(rows, _size(table.metadata, groups)[1], batches)
+            yield Table(rows, _row_bytes(table.metadata, groups), batches)
 
     def _metadata(self, file: File) -> pq.FileMetaData:
         with readable(self.name, file.name), file.open() as source:
@@ -84,11 +101,16 @@ class Parquet(TableContainer):
         return metadata
 
 
-def _size(metadata: pq.FileMetaData, groups: range) -> tuple[int, float]:
-    """Return the rows of row groups, and the uncompressed bytes of a row."""
+def _bounds(metadata: pq.FileMetaData) -> list[int]:
+    """Return the first row of each row group, and the number of all rows."""
+    rows = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    return list(accumulate(rows, initial=0))
+
+
+def _row_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> float:
+    """Return the uncompressed bytes of a row of row groups."""
     facts = [metadata.row_group(group) for group in groups]
-    rows = sum(group.num_rows for group in facts)
-    return rows, sum(group.total_byte_size for group in facts) / max(rows, 1)
+    return sum(group.total_byte_size for group in facts) / max(1, sum(group.num_rows for group in facts))
 
 
 def _holds_another(source: BinaryIO, metadata: pq.FileMetaData, size: int) -> bool:

@@ -9,12 +9,14 @@ date, time, decimal    a `Written`, which has the text of the value
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,8 @@ from pyarrow import types
 from packcorpus.tasks.core.errors import DataError, Reject
 from packcorpus.tasks.core.printable import shown
 from packcorpus.tasks.core.process import bomb, bounded_table
-from packcorpus.tasks.readers.container import Container, File, RecordReader, Rows
+from packcorpus.tasks.readers.container import Container, Create, File, RecordReader, Rows
+from packcorpus.tasks.readers.lines import Range
 from packcorpus.tasks.readers.strict_json import parse_record
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once
@@ -172,9 +175,36 @@ def _parsed(text: str | None) -> Any:
 class TableContainer(Container):
     """A container whose rows a library reads as Arrow record batches."""
 
+    unpacked_as = "arrow"
+
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         """Yield the record batches in [reader.start, reader.stop), with all columns."""
         raise NotImplementedError
+
+    def records_before(self, file: File, start: int) -> int:
+        return start
+
+    def seek(self, file: File, number: int) -> tuple[int, int]:
+        return number, number
+
+    def unpack(self, file: File, ranges: Sequence[tuple[int, int, Path]], create: Create) -> None:
+        """Copy ranges of rows to Arrow streams."""
+        at, batch, batches = ranges[0][0], None, self.batches(RecordReader(self, file, ranges[0][0], ranges[-1][1]))
+        for start, stop, path in ranges:
+            with create(path) as out, ExitStack() as stack:
+                writer = None
+                while at < stop:
+                    if batch is None:
+                        what = f"from record {at + 1:,} on, a batch"
+                        with readable(self.name, file.name), bounded_table(file.name, file.bytes, what):
+                            batch = next(batches, None)
+                        if batch is None:
+                            raise DataError("unreadable_source", f"{file.name}: has only {at:,} records: truncated?")
+                    rows = min(batch.num_rows, (start if at < start else stop) - at)
+                    if at >= start:
+                        writer = writer or stack.enter_context(pa.ipc.new_stream(out, batch.schema))
+                        writer.write_batch(batch.slice(0, rows))
+                    at, batch = at + rows, batch.slice(rows) if rows < batch.num_rows else None
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
         file, number, converter = reader.file, 0, Converter()
@@ -201,6 +231,43 @@ class TableContainer(Container):
                     reader.null_fields = converter.left_out
                     yield range(number, number + len(rows)), rows, len(rows) * row_bytes
                     number += len(rows)
+
+
+def cut_rows(ranges: list[Range], part_size: int, groups: Iterable[tuple[int, int]]) -> list[Range]:
+    """Return ranges of rows of about `part_size` bytes, given (rows, bytes) of groups.
+
+    Small groups are joined, and large ones are cut. A file that is one part keeps its digest.
+    """
+    [whole], stops, size, stop = ranges, [0], 0, 0
+    for rows, size_of_group in groups:
+        pieces = max(1, min(size_of_group // part_size, rows))
+        if pieces > 1 and size:
+            stops.append(stop)
+            size = 0
+        stops += [stop + rows * number // pieces for number in range(1, pieces)]
+        size, stop = size + size_of_group // pieces, stop + rows
+        if size >= part_size or pieces > 1:
+            stops.append(stop)
+            size = 0
+    stops += [stop] * (stops[-1] < stop)
+    if len(stops) == 2:
+        return [Range(0, stop, whole.sha256)]
+    return [
+        Range(start, end, hashlib.sha256(f"{whole.sha256} rows {start} {end}".encode()).hexdigest())
+        for start, end in pairwise(stops)
+    ]
+
+
+def rows_between(batches: Iterable[Any], first: int, start: int, stop: int | None) -> Iterator[Any]:
+    """Yield the rows [start, stop) of batches that begin with row `first`."""
+    for batch in batches:
+        top = max(first, start)
+        bottom = first + batch.num_rows if stop is None else min(first + batch.num_rows, stop)
+        if top < bottom:
+            yield batch.slice(top - first, bottom - top)
+        first += batch.num_rows
+        if stop is not None and first >= stop:
+            return
 
 
 @contextmanager

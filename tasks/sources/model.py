@@ -270,13 +270,20 @@ def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The range of a file that one step reads: bytes or row groups [start, stop).
+    """The range [start, stop) of a file that one step reads.
 
-    `sha256` is the digest of the bytes. For row groups, it is the digest of the file's digest, `start`, and `stop`. It
-    does not cover container, compression, format, and columns.
+    It counts bytes of the text, decompressed, or rows. Only if a compressed file is one part, it counts its own bytes.
+    `sha256` is the digest of the bytes. For rows, it is the digest of the file's digest, `start`, and `stop`. It
+    does not cover container, compression, format, and columns. `unpacked` is a copy of the range, if there is one.
     """
 
     file: SourceFile
     start: int
     stop: int
     sha256: str
+    unpacked: Path | None = field(default=None, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether this is a text file as a whole, perhaps compressed."""
+        return self.sha256 == self.file.sha256

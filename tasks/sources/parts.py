@@ -1,8 +1,8 @@
 """Hash source files, split them into parts, and read the parts.
 
     sources:                       chats/a.jsonl    200 MB ─→  Part(bytes 0..4,194,350) Part(4,194,350..8,388,712) …
-      - path: chats/*.jsonl   ─→   chats/b.jsonl.gz  40 MB ─→  Part(0..40,000,000)
-      - path: wiki.parquet         wiki.parquet     300 MB ─→  Part(row groups 0..1) Part(1..2) …
+      - path: chats/*.jsonl   ─→   chats/b.jsonl.gz  40 MB ─→  Part(bytes 0..4,194,410 of the text) …
+      - path: wiki.parquet         wiki.parquet     300 MB ─→  Part(rows 0..1,210) Part(1,210..2,420) …
                                                                  │
                                                                  └ PartReader ─→ (0, {"messages": …}), (1, …) …
 
@@ -30,6 +30,7 @@ from packcorpus.tasks.readers.strict_json import decode_block
 from packcorpus.tasks.sources.digests import DigestCache, hash_file
 from packcorpus.tasks.sources.model import Part, Source, SourceFile
 from packcorpus.tasks.sources.source_files import find_files
+from packcorpus.tasks.sources.unpack import may_be_far
 from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.stores.store import Stop, damaged_copy, run_all
 
@@ -93,9 +94,18 @@ class PartReader(RecordReader):
     """
 
     def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block):
-        self._source, self._stop = part.file, part.stop
-        container = container_named(part.file.container)
-        super().__init__(container, part.file, part.start, part.stop, max_record_bytes, decode)
+        file, start, stop = part.file, part.start, part.stop
+        container, end = container_named(file.container), None if part.is_whole and may_be_far(file) else stop
+        if part.unpacked:
+            stat = part.unpacked.stat()
+            if name := container.unpacked_as:
+                container, start, stop, end = container_named(name), 0, stop - start, None
+            file = replace(
+                file, path=part.unpacked, container=container.name, compression="", bytes=stat.st_size,
+                mtime_ns=stat.st_mtime_ns, identity="", blocks=None,
+            )  # fmt: skip
+        self._source, self._stop = file, stop
+        super().__init__(container, file, start, end, max_record_bytes, decode)
 
     def share(self) -> float:
         """Return the share of the part that was read so far, or 0 for a table."""

@@ -94,6 +94,24 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
 
 
 @contextmanager
+def scratch_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write `path` as `atomic_file` does, but a power failure may cut the file."""
+    with _writing(path):
+        make_folder(path.parent)
+        remove_abandoned(path)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with _open_locked(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield

@@ -26,7 +26,7 @@ class Layout:
 
     def outputs(self) -> list[Path]:
         """Return the folders that contain only outputs of runs, with links resolved."""
-        names = ("tokenizers", "tokens", "engines", "digests", "plans", "corpora", "remote")
+        names = ("tokenizers", "tokens", "engines", "digests", "plans", "corpora", "remote", "unpacked")
         folders = [*(self.root / "data" / name for name in names), self.root / "manifests"]
         return [folder.resolve() for folder in folders]
 
@@ -35,6 +35,9 @@ class Layout:
 
     def remote(self) -> Path:
         return self.root / "data" / "remote"
+
+    def unpacked(self, key: str) -> Path:
+        return self.root / "data" / "unpacked" / key
 
     def tokenizer(self, key: str) -> Path:
         return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"

@@ -11,6 +11,8 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,11 @@ def train_tokenizer(
 
 def placed(parts: tuple[Part, ...], max_record_bytes: int) -> Iterator[Placed]:
     """Yield all records of parts."""
-    for part in parts:
-        for number, record in PartReader(part, max_record_bytes):
-            yield record, part.file, partial(place_of, part, number)
+    for file, of_file in groupby(parts, key=attrgetter("file")):
+        # Not part by part: some files can only be read from their start.
+        whole = Part(file, 0, max(part.stop for part in of_file), file.sha256)
+        for number, record in PartReader(whole, max_record_bytes):
+            yield record, file, partial(place_of, whole, number)
 
 
 def train_model(

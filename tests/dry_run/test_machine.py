@@ -11,8 +11,6 @@ from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core import process
 from packcorpus.tasks.dry_run import cost_model
 from packcorpus.tasks.dry_run.dry_run import predict
-from packcorpus.tasks.readers.json_files import largest_block
-from packcorpus.tasks.sources.source_files import find_files
 
 
 @pytest.mark.parametrize(("share", "fails", "warns"), [(0.5, True, True), (0.9, False, True), (2.0, False, False)])
@@ -48,15 +46,3 @@ def test_the_control_group_limits_memory(
     monkeypatch.setattr(process, "PROC_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(process, "CGROUPS", tmp_path)
     assert process.memory_limit() == 5_000_000
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_an_array_of_unlike_elements_is_in_memory_as_a_whole(tmp_path: Path, alike: bool) -> None:
-    config = write_project(tmp_path, conversations(60))
-    record, first = '{"messages": [{"role": "user", "content": "%s"}]}' % ("a " * 5000), '{"id": 1, "messages": []}'
-    elements = [record] * 500 if alike else [first] * 2 + [record] * 500
-    (tmp_path / "big.json").write_text(f"[{', '.join(elements)}]")
-    config.write_text(config.read_text().replace("chat.jsonl", "big.json"))
-    settings = load_config(config).model_copy(update={"max_rejects": 1.0})
-    [file] = find_files(settings.sources, tmp_path, None)
-    assert (largest_block(file) > file.bytes / 2) != alike

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support.bucket_roots import tree_of
 from support.commands import BIN, corpus_bytes, luigi, write_chats
+from support.one_file import one_file
 from support.servers.ray_cluster import Cluster, cluster_in
 from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
@@ -62,6 +63,16 @@ def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> Non
     with OnRay("ray://auto") as engine:
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2
         assert corpus_bytes(pack_on(engine, make_recipe(tmp_path / "ray", conversations(80), **settings))) == expected
+
+
+@pytest.mark.parametrize("kind", [".jsonl.gz", ".parquet"])
+def test_two_nodes_share_a_file_that_one_of_them_unpacks(kind: str, tmp_path: Path, cluster: Cluster) -> None:
+    expected = corpus_bytes(pack_corpus(one_file(tmp_path / "stages", kind, conversations(300))))
+    recipe = one_file(tmp_path / "ray", kind, conversations(300))
+    assert len(recipe.parts) > 8
+    with OnRay("ray://auto") as engine:
+        assert corpus_bytes(pack_on(engine, recipe)) == expected
+    assert not list((tmp_path / "ray/data/unpacked").iterdir())
 
 
 def test_two_nodes_with_sources_and_root_in_a_bucket(
