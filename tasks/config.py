@@ -484,6 +484,7 @@ class Config(BaseModel):
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
         self._check_rows()
+        self._check_splits()
         check_sections(self.train_on, self.sections, self.reads_loss_weights, self.overlong)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
@@ -500,6 +501,22 @@ class Config(BaseModel):
                         "subsample"
                     )
         return self
+
+    def _check_splits(self) -> None:
+        splits = [source.split for source in self.sources]
+        if "validation" in splits and set(splits) == {"validation"}:
+            raise ValueError("sources: all have split: validation, so nothing is trained on; remove it from one")
+        if self.validation and None not in splits:
+            raise ValueError(
+                f"validation: {self.validation:g} has no source to choose from, because each has a split; remove "
+                "validation, or the split of a source"
+            )
+        for number, source in enumerate(self.sources):
+            if source.split == "validation" and source.weight != 1:
+                raise ValueError(
+                    f"sources[{number}].weight: {source.weight:g} has no effect, because a source with split: "
+                    "validation is packed once and has no share of the mixture; remove weight"
+                )
 
     def _check_rows(self) -> None:
         chosen = {

@@ -300,9 +300,13 @@ class Recipe:
 
     @cached_property
     def _size(self) -> float:
-        """Return about how many bytes of the sources are in rows, with copies."""
-        weights = [source.weight for source in self.config.sources]
-        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in range(len(weights))]
+        """Return about how many bytes of the sources are trained on, with copies.
+
+        Those of a share that is held out count, too, but not those of sources for validation.
+        """
+        entries = [n for n, source in enumerate(self.config.sources) if source.split != "validation"]
+        weights = [self.config.sources[entry].weight for entry in entries]
+        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in entries]
         if self.config.weighting == "token_share":
             return sum(sizes)
         if self.config.weighting == "proportions":
@@ -316,7 +320,9 @@ class Recipe:
         several = 2 if 4 * self._size > SOURCE_BYTES_PER_SHARD else 1
         by_size = max(several, math.ceil(self._size / SOURCE_BYTES_PER_SHARD))
         train = min(by_size, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
-        validation = math.ceil(train * config.validation)
+        for_validation = [file.bytes for file in self.files if config.sources[file.entry].split == "validation"]
+        validation = math.ceil(train * config.validation) + math.ceil(sum(for_validation) / SOURCE_BYTES_PER_SHARD)
+        validation = min(validation, MOST_SHARDS)
         lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
         names = config.rows.split_names(config.epochs)

@@ -58,7 +58,7 @@ def show_overview(overview: Overview, console: Console) -> None:
         indented(console, single(Text(line, "bold")))
     mixture = mixture_table(manifest.mixture, settings.get("weighting"))
     sources = [
-        SourceLine(one.path, one.format, [one.conversations, one.rejected, one.tokens, one.trained_tokens])
+        SourceLine(one.path, one.kind, [one.conversations, one.rejected, one.tokens, one.trained_tokens])
         for one in manifest.sources
     ]
     print_sources(sources, manifest.ledger, bool(mixture), console)

@@ -502,9 +502,10 @@ def waiting_line(waiting: list[Waiting], balance: Mapping[str, Any] | None) -> s
 def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
     """Tabulate the contribution of each entry of `sources` to a pass over `train`.
 
-    Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
-    once.
+    Returns column titles and one line per entry, as text; an entry for validation has none. The table is empty if every
+    conversation is packed exactly once.
     """
+    mixture = [m for m in mixture if m.split != "validation"]
     if weighting not in RELATIVE and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]

@@ -276,6 +276,7 @@ def _sources(chosen: Selection, encoder: Encoder) -> list[Source]:
                 other_samples=examples[1:],
                 stands_for=sample.stands_for,
                 whole=sample.whole,
+                split=figures.get("split", ""),
             )
         )
     return found

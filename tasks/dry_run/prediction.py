@@ -58,6 +58,7 @@ class Source:
     other_samples: list[Example]
     stands_for: float
     whole: bool
+    split: str = ""  # of all its conversations, if one is set
 
 
 @dataclass(frozen=True)

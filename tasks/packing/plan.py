@@ -33,6 +33,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
+from packcorpus.tasks.packing.held_out import check_sides, hold_out, hold_out_at_least_one
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -50,7 +51,7 @@ from packcorpus.tasks.packing.pieces import (
     filter_conversations,
     indexes_where,
 )
-from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from packcorpus.tasks.packing.placement import Placed, pack_split, place
 from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
@@ -147,16 +148,17 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     """Hold out, filter, and cut conversations: everything before the mixture.
 
     `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split.
-    Raises DataError if a conversation is too long and `overlong` is error.
+    Raises DataError if a conversation is too long and `overlong` is error, or if it is in sources of both splits.
     """
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
-    accepted = accepted_of(tokens, config.validation)
-    filter_conversations(accepted, tokens, config)
-    pieces = cut_overlong(accepted, tokens, recipe)
+    accepted = accepted_of(tokens, hold_out(tokens, recipe))
+    filter_conversations(accepted, tokens, recipe)
+    pieces, stays = cut_overlong(accepted, tokens, recipe), accepted.reason == 0
+    check_sides(accepted.held_out, stays, tokens, recipe)
     if not is_sample:
-        stays = accepted.reason == 0
-        hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
+        digests = lambda: tokens.column("digest")  # noqa: E731
+        hold_out_at_least_one(accepted.held_out, stays, digests, config.validation, accepted.fixed)
     return pieces
 
 

@@ -46,7 +46,7 @@ Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"typ
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
-LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256")
+LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256", "split")
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
 
@@ -102,6 +102,11 @@ class Source(BaseModel):
         default=None,
         ge=1,
         description="Maximum number of conversations to pack from this source, selected by the seed.",
+    )
+    split: Literal["train", "validation"] | None = Field(
+        default=None,
+        description="Split of all its conversations: `validation`, or `train` to hold out none. By default, "
+        "`validation` of the config chooses. Validation sources are packed once and have no share of the mixture.",
     )
 
     @field_validator("path")

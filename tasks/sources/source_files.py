@@ -145,6 +145,7 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
+    further += [f"split {source.split}"] * (source.split is not None)
     if source.roles:
         roles = ", ".join(f"{role}: [{', '.join(names)}]" for role, names in source.roles.items())
         further.append(f"roles {{{roles}}}")

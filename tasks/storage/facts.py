@@ -111,6 +111,12 @@ class SourceFacts(Facts):
         default_factory=list, description="Roles whose messages were left out, as set with `drop_roles`."
     )
     revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
+    split: Literal["", "train", "validation"] = Field("", description="Split of all its conversations, if one is set.")
+
+    @property
+    def kind(self) -> str:
+        """Return the format, and the split if one is set."""
+        return f"{self.format}, {self.split}" if self.split else self.format
 
     @property
     def content(self) -> list[Any]:
@@ -132,6 +138,9 @@ class MixtureFacts(Facts):
     trained_tokens: int
     tokens_percent: float
     trained_tokens_percent: float
+    split: Literal["", "train", "validation"] = Field(
+        "", description="Split of all its conversations, if one is set. A validation source has no share."
+    )
 
 
 class Conversations(Facts):

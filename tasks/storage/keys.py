@@ -114,4 +114,6 @@ def corpus_key(
     # If each source is packed once, its entry has no effect.
     if settings.get("weighting") in RELATIVE or any(rest != [1.0, None] for _, *rest in mixture):
         content["mixture"] = mixture
+    if any(splits := [source.get("split") for source in given]):
+        content["splits"] = splits
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

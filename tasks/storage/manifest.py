@@ -242,6 +242,10 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
         for split, facts in manifest.splits.items():
             length = manifest.row_layout.length_of(split) if "-" in split else 0
             yield f"sequence_length of {split}", facts.sequence_length, length
+    splits = [source.get("split") or "" for source in config["sources"]]
+    for source in manifest.sources:
+        yield f"split of {source.path}", source.split, splits[source.entry]
+    yield "splits of the mixture", [facts.split for facts in manifest.mixture], splits
     yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
     yield "template", manifest.template.name, config.get("template")
     yield "packing", manifest.packing_metadata.enabled, config.get("packing")

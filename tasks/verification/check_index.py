@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.layout import SPLITS, kind_of
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
@@ -262,6 +263,9 @@ class IndexCheck:
         count = len(self._settings["sources"])
         entries = (source.entry if 0 <= source.entry < count else count for source in manifest.sources)
         self._entries = np.array([*entries, count])
+        splits = [*(source.get("split") for source in self._settings["sources"]), None]
+        # For each split, whether a source may only be in it.
+        self._only = {name: np.array([splits[entry] == name for entry in self._entries]) for name in SPLITS}
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
         self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
@@ -275,6 +279,9 @@ class IndexCheck:
         for name in ("digest", "turns"):
             self._require(seen[f"one_{name}"], f"has entries that differ in {name}", seen)
         self.conversations.add(seen)
+        numbers = np.minimum(seen["source"], len(self._entries) - 1)
+        for name, other in (("train", seen["validation"]), ("validation", seen["copies"] > 0)):
+            self._require(~(self._only[name][numbers] & other), f"is not in {name}, the split of its source", seen)
         if self._manifest.ledger.samples is not None:
             samples = conversations_of(entries, by_sample=True)
             self.samples.add(samples)
@@ -422,6 +429,8 @@ class IndexCheck:
             return f"only {chosen:,} conversations are taken, but others are dropped by limit: {limit}"
         if counts["held_out_twice"]:
             return "a conversation is in the validation split twice"
+        if source.get("split") == "validation" and self._settings.get("weighting") in RELATIVE:
+            return "conversations are dropped by weight" if counts["unweighted"] else ""
         if self._settings.get("weighting") == "token_share":
             return "token_share: a conversation is packed twice" if counts["twice"] else ""
         if self._settings.get("weighting") == "proportions":
