@@ -262,7 +262,8 @@ class Recipe:
 
     def tokens_key(self, part: Part) -> str:
         read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
-        return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
+        group = {"group": part.file.group_key} if part.file.group_key else {}
+        return key_of("tokens", read | self._texts | {"whole": not self.config.packing} | group)
 
     @property
     def token_keys(self) -> list[str]:
@@ -432,7 +433,7 @@ def recipe_of(
     `cache`, all files are hashed. Raises PackError, naming the problem.
     """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache, config.group_key)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

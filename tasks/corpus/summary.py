@@ -80,6 +80,7 @@ NOTICED = {
     ),
     "calls_without_result": ("call", "of a tool without a result, although the conversation continues"),
     "results_without_call": ("result", "of a tool without a call before it"),
+    "without_key": ("conversation", "without the key that `validation_by` names: held out by its content"),
     "undefined_tools": ("conversation", "that calls a tool without a definition in its `tools`"),
     "reasoned_answers": ("trained answer", "with reasoning"),
     "empty_reasoning": (
@@ -226,8 +227,8 @@ def notes(manifest: Manifest) -> Iterator[Note]:
         )
     duplicates = ledger.conversations.duplicates
     yield from (Note(line, "duplicates", conversations=duplicates) for line in content_notes(ledger, manifest.config))
-    empty = (fact for fact in noticed_facts(noticed) if fact.name == "empty_prompts")
-    yield from (Note(sentence(fact), "empty_prompts", count=noticed["empty_prompts"]) for fact in empty)
+    said = (fact for fact in noticed_facts(noticed) if fact.name in ("empty_prompts", "without_key"))
+    yield from (Note(sentence(fact), fact.name, count=noticed[fact.name]) for fact in said)
     for line in explain_undefined(manifest.undefined_names):
         yield Note(f"note: {line}", "undefined_names", names=manifest.undefined_names)
     for line in unknown_markers(noticed):

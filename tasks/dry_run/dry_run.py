@@ -36,6 +36,7 @@ from packcorpus.tasks.inspection.rows import spans_of
 from packcorpus.tasks.packing import bin_packing, several_lengths
 from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
 from packcorpus.tasks.packing.column_generation import rows_of
+from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.digests import DigestCache
@@ -61,13 +62,16 @@ def predict(
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
-    files = find_files(config.sources, folder, layout, cache=cache)
+    files = find_files(config.sources, folder, layout, cache=cache, group_key=config.group_key)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe = Recipe(config, folder, layout, tuple(files), ())
         recipe, encoder, samples, unlike = open_samples(recipe, budget, Path(scratch))
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
+        if whole:
+            counts = [sum(each.counts.get(name, 0) for each in sampled) for name in ("accepted", "without_key")]
+            check_group_key(config, *counts)
         chosen = select(sampled, recipe, whole)
         rows, squares = _rows(chosen)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())

@@ -138,7 +138,8 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     name = config.checked_tokenizer
     preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted, name)
     start, out = time.process_time(), pa.BufferOutputStream()
-    unused, schema = count_unused_keys(sample, weighted), tokens_schema(config.packing, weighted)
+    unused = count_unused_keys(sample, weighted)
+    schema = tokens_schema(config.packing, weighted, bool(config.group_key))
 
     def where(number: int) -> str:
         return records[number].place
@@ -171,7 +172,8 @@ def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
 class Repeated(TokenColumns):
     """The conversations of samples, each as often as the sample represents it.
 
-    A repetition has another digest, so it is held out and chosen by chance, like another conversation.
+    A repetition has another digest, so it is held out and chosen by chance, like another conversation. Records with the
+    same prompt, or the same value of a key, have as many in common when they are repeated.
     """
 
     def __init__(self, tokens: TokenColumns, times: Sequence[np.ndarray]):
@@ -194,7 +196,7 @@ class Repeated(TokenColumns):
         values = self._tokens.column(name)[self.rows[chosen]]
         if name == "record":
             values += self._repetition[chosen] << 32
-        if name == "digest":
+        if name in ("digest", "prompt", "group"):
             values += self._repetition[chosen].astype(np.uint64) * OTHER_DIGEST
         return values
 

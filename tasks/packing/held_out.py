@@ -1,11 +1,12 @@
 """Choose the conversations of the validation split.
 
-    digest of each conversation ─ a share of all digests ─▶ held out
-    `split` of its source        ─ validation, train      ─▶ held out, or not; equal contents of other sources follow
+    group of each conversation ─ a share of all hashes ─▶ held out
+    `split` of its source      ─ validation, train     ─▶ held out, or not; the same groups of other sources follow
 
-A share of the digests is a share of the conversations, and the choice does not depend on the rest of the corpus. What a
-source with `split: validation` holds is nowhere trained on: conversations with the same content in sources without a
-`split` are held out, too. The same holds for `split: train`.
+A group is the hash of a content, of a prompt, or of the value of a key (`validation_by`). All conversations of a group
+are on one side. A share of the hashes is about a share of the conversations, and the choice does not depend on the rest
+of the corpus. What a source with `split: validation` holds is nowhere trained on: the same groups in sources without a
+`split` are held out, too, and those of a source with `split: train` are not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.config import Config
+from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.printable import counted, suggest
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.token_files import TokenColumns
 
@@ -37,12 +40,12 @@ def hold_out(tokens: TokenColumns, recipe: Recipe) -> HeldOut:
     """Hold out a share of all conversations, and the sources that are for validation."""
     share, count = recipe.config.validation, tokens.edges[-1]
     held = HeldOut(np.zeros(count, np.bool_))
-    for chunk, groups in _groups(tokens, 0, count if share else 0):
+    for chunk, groups in _groups(tokens, recipe, 0, count if share else 0):
         held.flags[chunk] = groups < np.uint64(int(share * 2**64))
     of_splits = {split: _groups_of(tokens, recipe, split) for split in ("train", "validation")}
     if any(map(len, of_splits.values())):
         held.fixed = np.zeros(count, np.bool_)
-        for chunk, groups in _groups(tokens, 0, count):
+        for chunk, groups in _groups(tokens, recipe, 0, count):
             in_train, in_validation = (_is_in(groups, of_splits[split]) for split in ("train", "validation"))
             held.flags[chunk] = (held.flags[chunk] & ~in_train) | in_validation
             held.fixed[chunk] = in_train | in_validation
@@ -51,45 +54,59 @@ def hold_out(tokens: TokenColumns, recipe: Recipe) -> HeldOut:
     return held
 
 
+def check_group_key(config: Config, accepted: int, without_key: int) -> None:
+    """Raise UsageError if no conversation has the key that `validation_by` names."""
+    if accepted and accepted == without_key:
+        known = ("conversation", "prompt")
+        raise UsageError(
+            "bad_setting",
+            f"validation_by: {config.validation_by} is neither {' nor '.join(known)} nor a key of the records: none of "
+            f"{counted(accepted, 'conversation')} has it{suggest(config.validation_by, known)}",
+        )
+
+
 def check_sides(held_out: np.ndarray, stays: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> None:
-    """Raise DataError if a source for training and one for validation share a content.
+    """Raise DataError if a source for training and one for validation share a group.
 
     `stays` marks the conversations that are packed: bool[samples].
     """
     in_train = [inside for inside in _of_split(tokens, recipe, "train") if stays[inside].any()]
     if not in_train or not (held_out & stays).any():
         return
-    held = np.unique(np.concatenate([g[(held_out & stays)[c]] for c, g in _groups(tokens, 0, tokens.edges[-1])]))
+    is_held = held_out & stays
+    held = np.unique(np.concatenate([g[is_held[c]] for c, g in _groups(tokens, recipe, 0, tokens.edges[-1])]))
     for inside in in_train:
-        for chunk, groups in _groups(tokens, inside.start, inside.stop):
+        for chunk, groups in _groups(tokens, recipe, inside.start, inside.stop):
             shared = stays[chunk] & _is_in(groups, held)
             if shared.any():
                 at = int(np.argmax(shared))
                 other = next(
                     c.start + int(np.argmax(found))
-                    for c, g in _groups(tokens, 0, tokens.edges[-1])
-                    if (found := (g == groups[at]) & (held_out & stays)[c]).any()
+                    for c, g in _groups(tokens, recipe, 0, tokens.edges[-1])
+                    if (found := (g == groups[at]) & is_held[c]).any()
                 )
                 places = [_place(tokens, recipe, number) for number in (chunk.start + at, other)]
+                by = recipe.config.validation_by
+                what = {"conversation": "content", "prompt": "prompt"}.get(by, f"value of {by}")
+                drop = "set duplicates: drop, or " * (by == "conversation")
                 raise DataError(
                     "both_splits",
-                    f"{places[0]}: its source has split: train, but the same content is held out as {places[1]}, by a "
-                    "source with split: validation; set duplicates: drop, or remove split: train",
+                    f"{places[0]}: its source has split: train, but the same {what} is held out as {places[1]}, by a "
+                    f"source with split: validation; {drop}remove split: train",
                 )
 
 
 def hold_out_at_least_one(
     held_out: np.ndarray,
     stays: np.ndarray,
-    digests: Callable[[], np.ndarray],
+    groups: Callable[[], np.ndarray],
     validation: float,
     fixed: np.ndarray | None = None,
 ) -> None:
-    """Move one content to the other split, in place, if that split is empty.
+    """Move one group to the other split, in place, if that split is empty.
 
     This happens only in tiny corpora. `stays` is true for each conversation that is packed, and `fixed` for each that
-    cannot move. Conversations with equal contents (uint64 `digests`) move together. If there is only one content, it is
-    trained on.
+    cannot move. Conversations of a group (uint64) move together. If there is only one group, it is trained on.
     """
     present = held_out[stays]
     if validation == 0 or not len(present) or (present.any() and not present.all()):
@@ -97,8 +114,8 @@ def hold_out_at_least_one(
     candidates = np.flatnonzero(stays if fixed is None else stays & ~fixed)
     if not len(candidates):
         return
-    contents = digests()
-    moved = contents == contents[candidates[0 if present[0] else -1]]
+    of = groups()
+    moved = of == of[candidates[0 if present[0] else -1]]
     if present[0] or not moved[stays].all():
         held_out[moved] = not present[0]
 
@@ -111,11 +128,11 @@ def is_of_validation(tokens: TokenColumns, recipe: Recipe) -> np.ndarray:
     return flags
 
 
-def _groups(tokens: TokenColumns, first: int, last: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield slices of conversations, and what decides the side of each, uint64."""
+def _groups(tokens: TokenColumns, recipe: Recipe, first: int, last: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield slices of conversations, and the group of each, uint64."""
     for top in range(first, last, CHUNK):
         bottom = min(top + CHUNK, last)
-        yield slice(top, bottom), tokens.column("digest", top, bottom)
+        yield slice(top, bottom), tokens.column(recipe.config.grouped_by, top, bottom)
 
 
 def _of_split(tokens: TokenColumns, recipe: Recipe, split: str) -> Iterator[slice]:
@@ -126,9 +143,9 @@ def _of_split(tokens: TokenColumns, recipe: Recipe, split: str) -> Iterator[slic
 
 
 def _groups_of(tokens: TokenColumns, recipe: Recipe, split: str) -> np.ndarray:
-    """Return what decides the sides of all sources with this `split`, sorted."""
+    """Return the groups of all sources with this `split`, sorted."""
     parts = _of_split(tokens, recipe, split)
-    found = [groups for part in parts for _, groups in _groups(tokens, part.start, part.stop)]
+    found = [groups for part in parts for _, groups in _groups(tokens, recipe, part.start, part.stop)]
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
 

@@ -15,6 +15,7 @@ sample represents the conversation.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -53,8 +54,8 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
         return _copied(pieces, copies)
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
-    stays, digests = accepted.reason == 0, lambda: tokens.column("digest")
-    hold_out_at_least_one(accepted.held_out, stays, digests, config.validation, accepted.fixed)
+    stays, groups = accepted.reason == 0, partial(tokens.column, config.grouped_by)
+    hold_out_at_least_one(accepted.held_out, stays, groups, config.validation, accepted.fixed)
     copies = np.zeros(len(accepted.length), np.uint16)
     for entry in [entry for entry in orders if config.sources[entry].split == "validation"]:
         copies[orders.pop(entry)] = 1

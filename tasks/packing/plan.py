@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
-from packcorpus.tasks.packing.held_out import check_sides, hold_out, hold_out_at_least_one
+from packcorpus.tasks.packing.held_out import check_group_key, check_sides, hold_out, hold_out_at_least_one
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -96,6 +97,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
     check_markers(recipe, receipts)
     read = sum(receipt["conversations"] for receipt in receipts)
+    check_group_key(recipe.config, *(sum(each.get(n, 0) for each in receipts) for n in ("accepted", "without_key")))
     check_conversations(sum(receipt["accepted"] for receipt in receipts), recipe.config)
     files = [recipe.layout.token_file(key) for key in recipe.token_keys]
     for file, receipt in zip(files, receipts, strict=True):
@@ -157,8 +159,8 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     pieces, stays = cut_overlong(accepted, tokens, recipe), accepted.reason == 0
     check_sides(accepted.held_out, stays, tokens, recipe)
     if not is_sample:
-        digests = lambda: tokens.column("digest")  # noqa: E731
-        hold_out_at_least_one(accepted.held_out, stays, digests, config.validation, accepted.fixed)
+        groups = partial(tokens.column, config.grouped_by)
+        hold_out_at_least_one(accepted.held_out, stays, groups, config.validation, accepted.fixed)
     return pieces
 
 
@@ -208,7 +210,8 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
 
         schema = plan_schema(config.weighs_conversations, config.splits_at_turns)
         plan = opened("plan.arrow", schema, pa.ipc.new_file)
-        index = opened("index.arrow", index_schema(pieces.accepted.samples.several, config.splits_at_turns))
+        of_index = index_schema(pieces.accepted.samples.several, config.splits_at_turns, config.is_grouped)
+        index = opened("index.arrow", of_index)
         rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
         held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
         trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
@@ -349,7 +352,8 @@ def _write_index(
         ]
         columns += [to_arrow(stored("turn"))] if several else []
         columns += [column(of.repeated, none)] if config.splits_at_turns else []
-        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns)))
+        columns += [to_arrow(stored(config.grouped_by))] if config.is_grouped else []
+        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns, config.is_grouped)))
 
     top, count = 0, len(accepted.length)
     # The boundaries of batches do not depend on the parts.

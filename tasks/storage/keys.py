@@ -29,7 +29,7 @@ import orjson
 # in the keys of tokens and engines of corpora that use one of them.
 # developer: the role developer in Jinja templates that know it. This version is only in the keys of tokens and engines
 # of corpora that use such a template.
-VERSIONS = {"tokenizer": 1, "tokens": 13, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
+VERSIONS = {"tokenizer": 1, "tokens": 14, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
 
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11

@@ -93,6 +93,11 @@ class Manifest(Facts):
         return bool(self.config.get("overlong") == "split" and self.config.get("split_at") == "turns")
 
     @property
+    def is_grouped(self) -> bool:
+        """Return whether conversations are held out by something else than their content."""
+        return bool(self.config.get("validation_by", "conversation") != "conversation")
+
+    @property
     def row_lengths(self) -> tuple[int, ...]:
         return self.row_layout.lengths
 
