@@ -15,7 +15,7 @@ from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_
 from packcorpus.tasks.conversations.unused_keys import OTHERS
 from packcorpus.tasks.core.messages import Note
 from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
-from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.templates.adjust import explain_undefined
@@ -227,6 +227,10 @@ def notes(manifest: Manifest) -> Iterator[Note]:
         )
     duplicates = ledger.conversations.duplicates
     yield from (Note(line, "duplicates", conversations=duplicates) for line in content_notes(ledger, manifest.config))
+    of_split = manifest.held_out.model_dump() if manifest.held_out else {}
+    yield from (
+        Note(line, "held_out", **of_split) for line in held_out_notes(manifest.held_out, ledger, manifest.config)
+    )
     said = (fact for fact in noticed_facts(noticed) if fact.name in ("empty_prompts", "without_key"))
     yield from (Note(sentence(fact), fact.name, count=noticed[fact.name]) for fact in said)
     for line in explain_undefined(manifest.undefined_names):
@@ -325,6 +329,26 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         )
     if is_sample and (duplicates or settings.get("duplicates") == "drop"):
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
+
+
+def held_out_notes(
+    held_out: HeldOutFacts | None, ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False
+) -> Iterator[str]:
+    """Yield a line about the validation split and prompts that training has, too.
+
+    With `is_sample`, the figures are predicted from a part of the data.
+    """
+    if held_out is None:
+        return
+    about = "about " * is_sample
+    count = counted(ledger.conversations.packed, "conversation")
+    line = f"validation: {about}{held_out.conversations:,} of {count} ({percent(held_out.percent, 100)})"
+    if held_out.prompts:
+        line += f", with {about}{counted(held_out.prompts, 'prompt')}, "
+        line += f"{about}{held_out.shared:,} of which are also in train" if held_out.shared else "none of them in train"
+    if held_out.shared:
+        line += "; to keep all conversations with the same prompt on one side, set  validation_by: prompt"
+    yield line + " (prompts are only compared within the sample)" * (is_sample and held_out.prompts > 0)
 
 
 # What the ways out of several samples train on.

@@ -41,7 +41,7 @@ from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_f
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.digests import DigestCache
 from packcorpus.tasks.sources.source_files import find_files
-from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
 from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
@@ -108,6 +108,7 @@ def predict(
         ledger=ledger,
         too_long=round(chosen.scale * np.count_nonzero(accepted.samples.most(is_too_long))),
         mixture=_mixture(chosen, config),
+        held_out=_held_out(chosen),
         rows=rows,
         packing_efficiency=min(100.0, round(full, 4)) if config.packing else None,
         **costs,
@@ -242,6 +243,11 @@ def _rejects(chosen: Selection) -> list[Rejected]:
         )
         for reason, rejects in sorted(found.items())
     ]
+
+
+def _held_out(chosen: Selection) -> HeldOutFacts | None:
+    facts = scaled_by(chosen.held_out, chosen.scale)
+    return HeldOutFacts.model_validate(facts) if facts else None
 
 
 def _mixture(chosen: Selection, config: Config) -> list[MixtureFacts]:

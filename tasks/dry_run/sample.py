@@ -24,6 +24,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.encoders.auto_tokenizer import compare, is_installed
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import Account, take_account
 from packcorpus.tasks.packing.mixture import mix
 from packcorpus.tasks.packing.pieces import Pieces
@@ -220,6 +221,7 @@ class Selection:
     pieces: Pieces
     reason: np.ndarray  # uint8, Accepted.reason before the mixture
     account: Account
+    held_out: dict[str, Any] | None  # as in the manifest
     empty: str = ""
 
     @property
@@ -273,5 +275,5 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
         sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
         only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
         pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
-    account = take_account(pieces, repeated, recipe)
-    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, empty)
+    account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated)
+    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, held_out, empty)

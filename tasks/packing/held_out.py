@@ -46,7 +46,7 @@ def hold_out(tokens: TokenColumns, recipe: Recipe) -> HeldOut:
     if any(map(len, of_splits.values())):
         held.fixed = np.zeros(count, np.bool_)
         for chunk, groups in _groups(tokens, recipe, 0, count):
-            in_train, in_validation = (_is_in(groups, of_splits[split]) for split in ("train", "validation"))
+            in_train, in_validation = (is_in(groups, of_splits[split]) for split in ("train", "validation"))
             held.flags[chunk] = (held.flags[chunk] & ~in_train) | in_validation
             held.fixed[chunk] = in_train | in_validation
         for inside in _of_split(tokens, recipe, "train"):
@@ -77,7 +77,7 @@ def check_sides(held_out: np.ndarray, stays: np.ndarray, tokens: TokenColumns, r
     held = np.unique(np.concatenate([g[is_held[c]] for c, g in _groups(tokens, recipe, 0, tokens.edges[-1])]))
     for inside in in_train:
         for chunk, groups in _groups(tokens, recipe, inside.start, inside.stop):
-            shared = stays[chunk] & _is_in(groups, held)
+            shared = stays[chunk] & is_in(groups, held)
             if shared.any():
                 at = int(np.argmax(shared))
                 other = next(
@@ -149,7 +149,7 @@ def _groups_of(tokens: TokenColumns, recipe: Recipe, split: str) -> np.ndarray:
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
 
-def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return whether each value is among `known`, which is sorted."""
     if not len(known):
         return np.zeros(len(values), np.bool_)

@@ -35,6 +35,7 @@ from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
 from packcorpus.tasks.packing.held_out import check_group_key, check_sides, hold_out, hold_out_at_least_one
+from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -126,7 +127,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
         raise _nothing_left(account, read, rejected, recipe, rejects_file)
+    held_out = count_leaks(pieces, tokens)
     facts = plan_facts(recipe, receipts, account, rejected, write_rows(folder, pieces, tokens, recipe))
+    facts |= {"held_out": held_out} if held_out else {}
     names = plan_files(recipe.config)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.

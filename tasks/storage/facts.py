@@ -143,6 +143,19 @@ class MixtureFacts(Facts):
     )
 
 
+class HeldOutFacts(Facts):
+    """The validation split, and the prompts that the training split has, too.
+
+    A prompt is everything before the first answer that is trained on. Conversations without a message of the user
+    before it have none.
+    """
+
+    conversations: int = Field(description="Packed conversations of the validation split.")
+    percent: float = Field(description="Their share of all packed conversations.")
+    prompts: int = Field(description="Different prompts of these conversations.")
+    shared: int = Field(description="Of these prompts, those that a conversation of the training split has, too.")
+
+
 class Conversations(Facts):
     """Conversations: read = packed + Σ rejected + Σ dropped.
 

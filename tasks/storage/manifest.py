@@ -26,6 +26,7 @@ from packcorpus.tasks.storage.facts import (
     SHA256,
     Facts,
     FileFacts,
+    HeldOutFacts,
     Ledger,
     MixtureFacts,
     PackingMetadata,
@@ -62,6 +63,9 @@ class Manifest(Facts):
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
+    held_out: HeldOutFacts | None = Field(
+        None, description="Absent if nothing is held out, and in manifests of earlier versions."
+    )
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
         description="Counts of unusual things that were handled. `reasoned_answers`: trained answers with reasoning. "
         "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "

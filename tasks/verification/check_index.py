@@ -55,7 +55,7 @@ ENTRY = np.dtype(
 )  # fmt: skip
 
 CONTENT = np.dtype([("digest", "u8"), ("length", "i8"), ("validation", "?"), ("source", "i4"), ("record", "i8")])
-GROUP = np.dtype([("group", "u8"), ("validation", "?"), ("source", "i4"), ("record", "i8")])
+GROUP = np.dtype([("group", "u8"), ("validation", "?"), ("alone", "?"), ("source", "i4"), ("record", "i8")])
 
 # Reasons that concern the whole conversation, so that they drop all of its samples.
 OF_CONVERSATION = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
@@ -276,12 +276,14 @@ class IndexCheck:
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
         self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
-        self._groups = index.by_group
+        self.held_out = 0  # packed conversations of the validation split
+        self._groups, self.groups = index.by_group, 0  # and those with a prompt, or with a value of the key
         for partition in index.by_conversation:
             self._add(partition)
         for contents in index.by_content:
             self._check_contents(contents)
         for groups in index.by_group:
+            self.groups += len(np.unique(groups["group"][groups["validation"] & ~groups["alone"]]))
             groups = groups[np.lexsort((groups["record"], groups["source"]))]
             both = groups["validation"] & np.isin(groups["group"], groups["group"][~groups["validation"]])
             self._require(
@@ -293,6 +295,7 @@ class IndexCheck:
         for name in ("digest", "turns", "group"):
             self._require(seen[f"one_{name}"], f"has entries that differ in {name}", seen)
         self.conversations.add(seen)
+        self.held_out += int(np.count_nonzero(seen["placed"] & seen["validation"]))
         numbers = np.minimum(seen["source"], len(self._entries) - 1)
         for name, other in (("train", seen["validation"]), ("validation", seen["copies"] > 0)):
             self._require(~(self._only[name][numbers] & other), f"is not in {name}, the split of its source", seen)
@@ -326,8 +329,9 @@ class IndexCheck:
         self._contents.add_by_hash(contents["digest"], contents)
         if self._manifest.is_grouped:
             groups = np.empty(len(seen["placed"]), GROUP)
-            for name in GROUP.names or ():
+            for name in ("group", "validation", "source", "record"):
                 groups[name] = seen[name]
+            groups["alone"] = seen["group"] == seen["digest"]
             groups = groups[seen["placed"]]
             # As for contents: the first of each side suffices.
             groups = groups[np.lexsort((groups["record"], groups["source"], groups["validation"], groups["group"]))]

@@ -23,10 +23,13 @@ from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
 from packcorpus.tasks.core.errors import DataError, PackError, UsageError
+from packcorpus.tasks.corpus.summary import notes
 from packcorpus.tasks.dry_run.dry_run import predict
+from packcorpus.tasks.inspection.diff import compare
 from packcorpus.tasks.packing import plan
 from packcorpus.tasks.packing.held_out import HeldOut
 from packcorpus.tasks.recipe import Recipe, resolve
+from packcorpus.tasks.report.report import write_report
 from packcorpus.tasks.sources.source_files import identify_file
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.storage.token_files import TokenColumns
@@ -95,6 +98,20 @@ def sides_of(index: list[dict[str, Any]], said: Sequence[Sequence[str]]) -> dict
     return sides
 
 
+def check_leaks(manifest: Manifest, index: list[dict[str, Any]], records: Sequence[Records]) -> None:
+    """Recount the prompts that both sides share, from the records."""
+    sides = sides_of(index, [[record["messages"][0]["content"].strip() for record in own] for own in records])
+    held = {(e["source"], e["record"]) for e in index if e["split"] and e["split"].startswith("validation")}
+    packed_ones = {(e["source"], e["record"]) for e in index if e["split"]}
+    if not held:
+        assert manifest.held_out is None
+        return
+    facts = manifest.held_out
+    assert facts is not None
+    assert (facts.conversations, facts.percent) == (len(held), round(100 * len(held) / len(packed_ones), 4))
+    assert (facts.prompts, facts.shared) == (len(sides["validation"]), len(sides["train"] & sides["validation"]))
+
+
 # -- the prompt ------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +176,7 @@ def test_no_prompt_is_on_both_sides(by: str, tmp_path: Path) -> None:
     records = answers(80, 4)
     recipe = project(tmp_path, {"a.jsonl": records}, [{"path": "a.jsonl"}], validation=0.2, validation_by=by)
     manifest, index = packed(recipe)
+    check_leaks(manifest, index, [records])
     values = {"prompt": [r["messages"][0]["content"] for r in records], "id": [r["id"] for r in records]}
     values |= {"user.id": [str(r["user"]["id"]) for r in records], "conversation": values["prompt"]}
     sides = sides_of(index, [values[by]])
@@ -187,7 +205,7 @@ KINDS: list[dict[str, Any]] = [
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_prompt_is_on_both_sides_of_a_mixture(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    by = data.draw(st.sampled_from(["prompt", "prompt", "id"]))
+    by = data.draw(st.sampled_from(["conversation", "prompt", "prompt", "id"]))
     records = [answers(data.draw(st.integers(2, 12)), data.draw(st.integers(1, 4)), seed) for seed in range(3)]
     splits = [data.draw(st.sampled_from([None, None, None, "train", "validation"])) for _ in records]
     entries = [
@@ -207,12 +225,14 @@ def test_no_prompt_is_on_both_sides_of_a_mixture(data: st.DataObject, tmp_path_f
     try:
         files = {f"{n}.jsonl": own for n, own in enumerate(records)}
         recipe = project(folder, files, entries, validation_by=by, advanced=advanced, **given_settings)
-        _, index = packed(recipe)
+        manifest, index = packed(recipe)
     except PackError as error:
         assert error.reason in ("bad_setting", "both_splits", "nothing_to_pack", "empty_share")  # noqa: PT017 - or none
         return
-    said = [[r["messages"][0]["content"] if by == "prompt" else r["id"] for r in own] for own in records]
-    sides = sides_of(index, said)
+    check_leaks(manifest, index, records)
+    values = {"prompt": lambda r: r["messages"][0]["content"], "id": lambda r: r["id"]}
+    value = values.get(by, lambda r: json.dumps(r["messages"]))
+    sides = sides_of(index, [[value(r) for r in own] for own in records])
     assert not sides["train"] & sides["validation"]
     for entry in index:
         if entry["split"] and splits[entry["source"]]:
@@ -306,3 +326,43 @@ def test_a_key_that_no_record_has(tmp_path: Path) -> None:
 def test_nothing_is_held_out(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="validation_by: prompt has no effect, because nothing is held out; set valid"):
         project(tmp_path, {"a.jsonl": answers(9, 2)}, [{"path": "a.jsonl"}], validation_by="prompt")
+
+
+# -- the count -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_and_check_say_how_many_prompts_are_shared(tmp_path: Path) -> None:
+    files, entries = {"a.jsonl": answers(80, 4)}, [{"path": "a.jsonl"}]
+    recipe = project(tmp_path, files, entries, validation=0.2)
+    manifest, _ = packed(recipe)
+    facts = manifest.held_out
+    assert facts is not None
+    start = f"validation: {facts.conversations} of 320 conversations ("
+    end = (
+        f" %), with {facts.prompts} prompts, {facts.shared} of which are also in train; to keep all conversations with "
+        "the same prompt on one side, set  validation_by: prompt"
+    )
+    said = [note for note in notes(manifest) if note.startswith(start)]
+    assert [note.endswith(end) for note in said] == [True]
+    assert (said[0].kind, said[0].values["shared"]) == ("held_out", facts.shared)
+    run = predict(recipe.config, recipe.folder, tmp_path)
+    assert run.held_out == facts
+    assert said[0] in run.warnings
+    page, _ = write_report(recipe.published, tmp_path / "report.html")
+    assert f"{facts.shared} of which are also in train" in page.read_text()
+    grouped = project(tmp_path / "grouped", files, entries, validation=0.2, validation_by="prompt")
+    manifest, _ = packed(grouped)
+    assert any(note.endswith("prompts, none of them in train") for note in notes(manifest))
+    assert predict(grouped.config, grouped.folder, tmp_path / "grouped").held_out == manifest.held_out
+    changes = {
+        change.name: (change.before, change.after) for change in compare(recipe.published, grouped.published).figures
+    }
+    assert changes["held_out.shared"] == (facts.shared, 0)
+
+
+def test_a_part_of_the_data_shows_a_part_of_what_is_shared(tmp_path: Path) -> None:
+    recipe = project(tmp_path, {"a.jsonl": answers(800, 4)}, [{"path": "a.jsonl"}], validation=0.2)
+    run = predict(recipe.config, recipe.folder, tmp_path, budget=1 << 16)
+    assert not run.whole
+    [line] = [line for line in run.warnings if line.startswith("validation: about")]
+    assert line.endswith("(prompts are only compared within the sample)")
