@@ -353,7 +353,14 @@ class Config(BaseModel):
         "and the tools; tokens: at the end of each row, without repetition.",
     )
     validation: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
+        0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content; see `validation_by`."
+    )
+    validation_by: Annotated[str, Key(("corpus",), if_set=True)] = Field(
+        "conversation",
+        min_length=1,
+        description="What is held out together. conversation: equal conversations; prompt: all conversations with the "
+        "same prompt, which is everything before the first trained answer; any other value is a key of the records, "
+        "such as user.id: all conversations with the same value.",
     )
     max_rejects: float = Field(
         0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
@@ -495,6 +502,7 @@ class Config(BaseModel):
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
         self._check_rows()
+        self._check_splits()
         check_sections(self.train_on, self.sections, self.reads_loss_weights, self.overlong)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
@@ -511,6 +519,27 @@ class Config(BaseModel):
                         "subsample"
                     )
         return self
+
+    def _check_splits(self) -> None:
+        splits = [source.split for source in self.sources]
+        if self.validation_by != "conversation" and not self.validation and "validation" not in splits:
+            raise ValueError(
+                f"validation_by: {self.validation_by} has no effect, because nothing is held out; set validation, such "
+                "as 0.05, or split: validation for a source, or remove validation_by"
+            )
+        if "validation" in splits and set(splits) == {"validation"}:
+            raise ValueError("sources: all have split: validation, so nothing is trained on; remove it from one")
+        if self.validation and None not in splits:
+            raise ValueError(
+                f"validation: {self.validation:g} has no source to choose from, because each has a split; remove "
+                "validation, or the split of a source"
+            )
+        for number, source in enumerate(self.sources):
+            if source.split == "validation" and source.weight != 1:
+                raise ValueError(
+                    f"sources[{number}].weight: {source.weight:g} has no effect, because a source with split: "
+                    "validation is packed once and has no share of the mixture; remove weight"
+                )
 
     def _check_rows(self) -> None:
         chosen = {
@@ -599,6 +628,21 @@ class Config(BaseModel):
 
     def _is_default(self, name: str) -> bool:
         return bool(getattr(self, name) == defaults_of(type(self))[name])
+
+    @property
+    def group_key(self) -> str:
+        """Return the key of records that `validation_by` names, or ""."""
+        return "" if self.validation_by in ("conversation", "prompt") else self.validation_by
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether conversations are held out by something else than their content."""
+        return self.validation_by != "conversation"
+
+    @property
+    def grouped_by(self) -> str:
+        """Return the column of token files that decides the split of a conversation."""
+        return {"conversation": "digest", "prompt": "prompt"}.get(self.validation_by, "group")
 
     @property
     def sections(self) -> Sections:

@@ -265,7 +265,8 @@ class Recipe:
 
     def tokens_key(self, part: Part) -> str:
         read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
-        return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
+        group = {"group": part.file.group_key} if part.file.group_key else {}
+        return key_of("tokens", read | self._texts | {"whole": not self.config.packing} | group)
 
     @property
     def token_keys(self) -> list[str]:
@@ -308,9 +309,13 @@ class Recipe:
 
     @cached_property
     def _size(self) -> float:
-        """Return about how many bytes of the sources are in rows, with copies."""
-        weights = [source.weight for source in self.config.sources]
-        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in range(len(weights))]
+        """Return about how many bytes of the sources are trained on, with copies.
+
+        Those of a share that is held out count, too, but not those of sources for validation.
+        """
+        entries = [n for n, source in enumerate(self.config.sources) if source.split != "validation"]
+        weights = [self.config.sources[entry].weight for entry in entries]
+        sizes = [sum(file.bytes for file in self.files if file.entry == entry) for entry in entries]
         if self.config.weighting == "token_share":
             return sum(sizes)
         if self.config.weighting == "proportions":
@@ -324,7 +329,9 @@ class Recipe:
         several = 2 if 4 * self._size > SOURCE_BYTES_PER_SHARD else 1
         by_size = max(several, math.ceil(self._size / SOURCE_BYTES_PER_SHARD))
         train = min(by_size, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
-        validation = math.ceil(train * config.validation)
+        for_validation = [file.bytes for file in self.files if config.sources[file.entry].split == "validation"]
+        validation = math.ceil(train * config.validation) + math.ceil(sum(for_validation) / SOURCE_BYTES_PER_SHARD)
+        validation = min(validation, MOST_SHARDS)
         lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
         names = config.rows.split_names(config.epochs)
@@ -434,7 +441,7 @@ def recipe_of(
     `cache`, all files are hashed. Raises PackError, naming the problem.
     """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache, config.group_key)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

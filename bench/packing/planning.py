@@ -71,6 +71,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
             columns = {
                 "record": np.arange(top, top + count),
                 "digest": random.integers(0, 1 << 63, count, dtype=np.uint64) * np.uint64(2),
+                "prompt": random.integers(0, 1 << 63, count, dtype=np.uint64) * np.uint64(2),
                 "turns": np.full(count, 2, np.int32),
                 "turn": np.full(count, -1, np.int32),
                 "trained": trained.astype(np.int32),

@@ -96,7 +96,7 @@ def _print_sources(run: Prediction, console: Console) -> None:
         count = "" if source.counted and source.stands_for == 1 else "~ "
         other = "" if source.whole else "~ "
         counts = [source.conversations, source.rejected, source.tokens, source.trained_tokens]
-        remark = f"{source.format}, {source.looked_at:,} sampled"
+        remark = f"{source.format}{f', {source.split}' * bool(source.split)}, {source.looked_at:,} sampled"
         lines.append(SourceLine(source.path, remark, counts, (count, other, other, other)))
     print_sources(lines, run.ledger, bool(mixture_table(run.mixture, run.settings["weighting"])), console)
     if others := run.files - len(run.sources):

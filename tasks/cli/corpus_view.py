@@ -29,6 +29,7 @@ from packcorpus.tasks.corpus.summary import (
     conversation_facts,
     explain_losses,
     fit_to_width,
+    held_out_notes,
     ledger_notes,
     mixture_table,
     noticed_facts,
@@ -58,7 +59,7 @@ def show_overview(overview: Overview, console: Console) -> None:
         indented(console, single(Text(line, "bold")))
     mixture = mixture_table(manifest.mixture, settings.get("weighting"))
     sources = [
-        SourceLine(one.path, one.format, [one.conversations, one.rejected, one.tokens, one.trained_tokens])
+        SourceLine(one.path, one.kind, [one.conversations, one.rejected, one.tokens, one.trained_tokens])
         for one in manifest.sources
     ]
     print_sources(sources, manifest.ledger, bool(mixture), console)
@@ -73,6 +74,7 @@ def show_overview(overview: Overview, console: Console) -> None:
     _print_splits(manifest, console)
     print_remark(waiting_line(overview.waiting, settings.get("balance")), console)
     lines = [*content_notes(manifest.ledger, settings)]
+    lines += held_out_notes(manifest.held_out, manifest.ledger, settings)
     if lines or noticed_facts(manifest.noticed) or manifest.noticed.keys() & NOTICED_NAMES:
         heading(console, "Noticed")
         for line in lines:
@@ -373,6 +375,7 @@ WORDS = {
     "ledger.tokens.alignment": "padding of align",
     "ledger.tokens.trained_truncated": "trained tokens of truncated",
     "ledger.tokens": "tokens",
+    "held_out": "held out:",
     "packing.rows": "",
     "packing.lower_bound_rows": "lower bound",
     "packing.above_lower_bound_percent": "above the bound, %",

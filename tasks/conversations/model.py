@@ -183,6 +183,36 @@ def layout_of(conversation: Conversation) -> str:
     return "".join(marks) + "\x10" * len(conversation.tools) + "\x13" * bool(conversation.template_options)
 
 
+def prompt_text(conversation: Conversation, trained: Sequence[bool]) -> str:
+    """Return the prompt of a conversation as one text, or "" if it has none.
+
+    It is everything before the first answer that is trained on: messages with their roles, texts, and calls, and the
+    tools. White space at the ends of a text, IDs of calls, and reasoning are not part of it, and neither is the format
+    of the record. `trained` has a flag for each message. Without a message of the user there is no prompt.
+    """
+    if recorded := conversation.recorded:
+        first = recorded.trained.index(True)
+        return f"{RECORDED}\0{' '.join(map(str, recorded.ids[:first]))}" if first else ""
+    messages = conversation.messages[: first_answer([message.role for message in conversation.messages], trained)]
+    if not any(message.role == "user" and not is_blank(message) for message in messages):
+        return ""
+    marks, strings = [], list[str]()
+    for message in messages:
+        marks.append(chr(1 + ROLES.index(message.role)))
+        strings.append(full_text(message).strip())
+        for call in message.tool_calls:
+            marks.append("\x0e")
+            strings += [call.name, call.arguments]
+    marks.append("\x10" * len(conversation.tools))
+    return "\0".join(["".join(marks), *strings, *conversation.tools])
+
+
+def first_answer(roles: Sequence[str], trained: Sequence[bool]) -> int:
+    """Return the index of the first answer that is trained on, or else of a message."""
+    answers = [k for k, (role, flag) in enumerate(zip(roles, trained, strict=True)) if flag and role == "assistant"]
+    return answers[0] if answers else [*trained].index(True)
+
+
 def content_digest(text: bytes) -> int:
     """Return the 64-bit hash of a conversation, unsigned.
 

@@ -61,11 +61,19 @@ class UnusedKeys:
     `columns` and `ignore` are the settings in the config. Raises DataError for a record of other data.
     """
 
-    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str], further: Collection[str] = ()):
+    def __init__(
+        self,
+        format: str,
+        columns: Mapping[str, str],
+        ignore: Collection[str],
+        further: Collection[str] = (),
+        own: Collection[str] = (),
+    ):
         """Set up the counts of a file.
 
-        `further` are packcorpus names that are read in addition to the keys of the format.
+        `further` are packcorpus names that are read in addition to the keys of the format, and `own` names in the data.
         """
+        self._own = frozenset(own)
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
         self._further = frozenset(further)
         self._of_messages = frozenset(columns.get(name, name) for name in self._further.intersection(MESSAGE_KEYS))
@@ -196,7 +204,7 @@ class UnusedKeys:
         used = {*self._format.used(named), *self._further} if self._format.used else self._keys
         if self._columns:
             used = {self._columns.get(key, key) for key in used if key in named}
-        return tuple(key for key in record if key not in used)
+        return tuple(key for key in record if key not in used and key not in self._own)
 
 
 def is_absent(value: object) -> bool:

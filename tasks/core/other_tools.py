@@ -49,6 +49,7 @@ CONFIG = {
     "split_across_pack packing_strategy",
     "validation": "val_set_size val_size val_split validation_size validation_split test_size test_split_size "
     "eval_split eval_packing eval_sample_packing split_dataset_ratio",
+    "validation_by": "",
     "max_rejects": "strict",
     "weighting": "mix_strategy mixing_strategy stopping_strategy interleave_probs interleave_prob dataset_probs",
     "duplicates": "dataset_exact_deduplication deduplicate dedup",
@@ -90,7 +91,8 @@ SOURCE = {
     "drop_roles": "drop_system_message",
     "weight": "interleave_probs interleave_prob dataset_probs probability proportion sampling_weight dataset_weight "
     "ratio",
-    "limit": "max_samples num_samples max_train_samples n_samples shards shards_idx subset split",
+    "limit": "max_samples num_samples max_train_samples n_samples shards shards_idx subset",
+    "split": "",
 }
 
 # Settings of a training run, each also an option of `packcorpus train`.
@@ -161,8 +163,8 @@ WITHOUT = {
     "skip_prepare_dataset remove_unused_columns",
     "rows are full, and conversations in a row never see each other": "padding_free group_by_length "
     "train_sampling_strategy length_column_name ignore_pad_token_for_loss",
-    "pack these files as a corpus of its own, or hold out a share with `validation`": "eval_dataset val_dataset "
-    "test_datasets val_dataset_shuffle eval_file validation_file",
+    "list these files in `sources`, each with split: validation, or hold out a share with `validation`": "eval_dataset "
+    "val_dataset test_datasets val_dataset_shuffle eval_file validation_file",
     "packcorpus prepares conversations for supervised fine-tuning only": "stage rl rlhf_type reward_model loss_type "
     "pref_loss",
     "packcorpus train trains an adapter on 4-bit weights: QLoRA": "finetuning_type tuner_type train_type task_type "

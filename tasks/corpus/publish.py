@@ -195,6 +195,7 @@ def build_manifest(
         ],
         "mixture": plan["mixture"],
         "ledger": ledger.model_dump(),
+        **({"held_out": plan["held_out"]} if "held_out" in plan else {}),
         "noticed": plan["noticed"] | ({"undefined_names": undefined} if undefined else {}),
         "packing_metadata": plan["packing_metadata"],
         "splits": splits,

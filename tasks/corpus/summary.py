@@ -15,7 +15,7 @@ from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_
 from packcorpus.tasks.conversations.unused_keys import OTHERS
 from packcorpus.tasks.core.messages import Note
 from packcorpus.tasks.core.printable import common_folder, counted, lengths_in_words, printable
-from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.templates.adjust import explain_undefined
@@ -80,6 +80,7 @@ NOTICED = {
     ),
     "calls_without_result": ("call", "of a tool without a result, although the conversation continues"),
     "results_without_call": ("result", "of a tool without a call before it"),
+    "without_key": ("conversation", "without the key that `validation_by` names: held out by its content"),
     "undefined_tools": ("conversation", "that calls a tool without a definition in its `tools`"),
     "reasoned_answers": ("trained answer", "with reasoning"),
     "empty_reasoning": (
@@ -226,8 +227,12 @@ def notes(manifest: Manifest) -> Iterator[Note]:
         )
     duplicates = ledger.conversations.duplicates
     yield from (Note(line, "duplicates", conversations=duplicates) for line in content_notes(ledger, manifest.config))
-    empty = (fact for fact in noticed_facts(noticed) if fact.name == "empty_prompts")
-    yield from (Note(sentence(fact), "empty_prompts", count=noticed["empty_prompts"]) for fact in empty)
+    of_split = manifest.held_out.model_dump() if manifest.held_out else {}
+    yield from (
+        Note(line, "held_out", **of_split) for line in held_out_notes(manifest.held_out, ledger, manifest.config)
+    )
+    said = (fact for fact in noticed_facts(noticed) if fact.name in ("empty_prompts", "without_key"))
+    yield from (Note(sentence(fact), fact.name, count=noticed[fact.name]) for fact in said)
     for line in explain_undefined(manifest.undefined_names):
         yield Note(f"note: {line}", "undefined_names", names=manifest.undefined_names)
     for line in unknown_markers(noticed):
@@ -324,6 +329,26 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         )
     if is_sample and (duplicates or settings.get("duplicates") == "drop"):
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
+
+
+def held_out_notes(
+    held_out: HeldOutFacts | None, ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False
+) -> Iterator[str]:
+    """Yield a line about the validation split and prompts that training has, too.
+
+    With `is_sample`, the figures are predicted from a part of the data.
+    """
+    if held_out is None:
+        return
+    about = "about " * is_sample
+    count = counted(ledger.conversations.packed, "conversation")
+    line = f"validation: {about}{held_out.conversations:,} of {count} ({percent(held_out.percent, 100)})"
+    if held_out.prompts:
+        line += f", with {about}{counted(held_out.prompts, 'prompt')}, "
+        line += f"{about}{held_out.shared:,} of which are also in train" if held_out.shared else "none of them in train"
+    if held_out.shared:
+        line += "; to keep all conversations with the same prompt on one side, set  validation_by: prompt"
+    yield line + " (prompts are only compared within the sample)" * (is_sample and held_out.prompts > 0)
 
 
 # What the ways out of several samples train on.
@@ -502,9 +527,10 @@ def waiting_line(waiting: list[Waiting], balance: Mapping[str, Any] | None) -> s
 def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
     """Tabulate the contribution of each entry of `sources` to a pass over `train`.
 
-    Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
-    once.
+    Returns column titles and one line per entry, as text; an entry for validation has none. The table is empty if every
+    conversation is packed exactly once.
     """
+    mixture = [m for m in mixture if m.split != "validation"]
     if weighting not in RELATIVE and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]

@@ -36,11 +36,12 @@ from packcorpus.tasks.inspection.rows import spans_of
 from packcorpus.tasks.packing import bin_packing, several_lengths
 from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
 from packcorpus.tasks.packing.column_generation import rows_of
+from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.digests import DigestCache
 from packcorpus.tasks.sources.source_files import find_files
-from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
 from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
@@ -61,13 +62,16 @@ def predict(
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
-    files = find_files(config.sources, folder, layout, cache=cache)
+    files = find_files(config.sources, folder, layout, cache=cache, group_key=config.group_key)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe = Recipe(config, folder, layout, tuple(files), ())
         recipe, encoder, samples, unlike = open_samples(recipe, budget, Path(scratch))
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
+        if whole:
+            counts = [sum(each.counts.get(name, 0) for each in sampled) for name in ("accepted", "without_key")]
+            check_group_key(config, *counts)
         chosen = select(sampled, recipe, whole)
         rows, squares = _rows(chosen)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
@@ -104,6 +108,7 @@ def predict(
         ledger=ledger,
         too_long=round(chosen.scale * np.count_nonzero(accepted.samples.most(is_too_long))),
         mixture=_mixture(chosen, config),
+        held_out=_held_out(chosen),
         rows=rows,
         packing_efficiency=min(100.0, round(full, 4)) if config.packing else None,
         **costs,
@@ -240,6 +245,11 @@ def _rejects(chosen: Selection) -> list[Rejected]:
     ]
 
 
+def _held_out(chosen: Selection) -> HeldOutFacts | None:
+    facts = scaled_by(chosen.held_out, chosen.scale)
+    return HeldOutFacts.model_validate(facts) if facts else None
+
+
 def _mixture(chosen: Selection, config: Config) -> list[MixtureFacts]:
     return [
         MixtureFacts.model_validate(
@@ -276,6 +286,7 @@ def _sources(chosen: Selection, encoder: Encoder) -> list[Source]:
                 other_samples=examples[1:],
                 stands_for=sample.stands_for,
                 whole=sample.whole,
+                split=figures.get("split", ""),
             )
         )
     return found

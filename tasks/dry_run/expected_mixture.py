@@ -59,8 +59,9 @@ def explain_mixture(
     sources, total = config.sources, sum(sizes.values())
     within = {entry: min(size, sources[entry].limit or size) for entry, size in sizes.items()}
     if config.weighting == "proportions":
-        scale = max((size / sources[entry].weight for entry, size in within.items()), default=0.0)
-        times = copies or {entry: sources[entry].weight * scale / max(size, 1.0) for entry, size in within.items()}
+        shared = {entry: size for entry, size in within.items() if sources[entry].split != "validation"}
+        scale = max((size / sources[entry].weight for entry, size in shared.items()), default=0.0)
+        times = copies or {entry: sources[entry].weight * scale / max(size, 1.0) for entry, size in shared.items()}
         known = about if copies else "about "
         said = [
             f"{printable(sources[n].path)} {known}{often:.1f} times" for n, often in times.items() if often > REPEATED

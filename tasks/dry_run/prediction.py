@@ -11,7 +11,7 @@ import numpy as np
 from packcorpus.tasks.inspection.rows import Span
 from packcorpus.tasks.packing.balance import Waiting
 from packcorpus.tasks.recipe import Recipe
-from packcorpus.tasks.storage.facts import Ledger, MixtureFacts
+from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import kind_of
 
 
@@ -58,6 +58,7 @@ class Source:
     other_samples: list[Example]
     stands_for: float
     whole: bool
+    split: str = ""  # of all its conversations, if one is set
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Prediction:
     ledger: Ledger
     too_long: int  # conversations that the overlong policy decides about
     mixture: list[MixtureFacts]
+    held_out: HeldOutFacts | None  # None if nothing is held out; prompts are compared within the sample
     rows: dict[str, int]
     packing_efficiency: float | None
     bytes_on_disk: dict[str, int]  # by kind of file

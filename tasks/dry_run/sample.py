@@ -24,6 +24,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.encoders.auto_tokenizer import compare, is_installed
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import Account, take_account
 from packcorpus.tasks.packing.mixture import mix
 from packcorpus.tasks.packing.pieces import Pieces
@@ -138,7 +139,8 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     name = config.checked_tokenizer
     preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted, name)
     start, out = time.process_time(), pa.BufferOutputStream()
-    unused, schema = count_unused_keys(sample, weighted), tokens_schema(config.packing, weighted)
+    unused = count_unused_keys(sample, weighted)
+    schema = tokens_schema(config.packing, weighted, bool(config.group_key))
 
     def where(number: int) -> str:
         return records[number].place
@@ -171,7 +173,8 @@ def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
 class Repeated(TokenColumns):
     """The conversations of samples, each as often as the sample represents it.
 
-    A repetition has another digest, so it is held out and chosen by chance, like another conversation.
+    A repetition has another digest, so it is held out and chosen by chance, like another conversation. Records with the
+    same prompt, or the same value of a key, have as many in common when they are repeated.
     """
 
     def __init__(self, tokens: TokenColumns, times: Sequence[np.ndarray]):
@@ -194,7 +197,7 @@ class Repeated(TokenColumns):
         values = self._tokens.column(name)[self.rows[chosen]]
         if name == "record":
             values += self._repetition[chosen] << 32
-        if name == "digest":
+        if name in ("digest", "prompt", "group"):
             values += self._repetition[chosen].astype(np.uint64) * OTHER_DIGEST
         return values
 
@@ -218,6 +221,7 @@ class Selection:
     pieces: Pieces
     reason: np.ndarray  # uint8, Accepted.reason before the mixture
     account: Account
+    held_out: dict[str, Any] | None  # as in the manifest
     empty: str = ""
 
     @property
@@ -271,5 +275,5 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
         sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
         only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
         pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
-    account = take_account(pieces, repeated, recipe)
-    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, empty)
+    account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated)
+    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, held_out, empty)

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from packcorpus.tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from packcorpus.tasks.core.printable import counted, in_bytes
-from packcorpus.tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, content_notes, explain_limits, explain_overlong
+from packcorpus.tasks.corpus.summary import (
+    BATCH_ROWS,
+    FEW_STEPS,
+    content_notes,
+    explain_limits,
+    explain_overlong,
+    held_out_notes,
+)
 from packcorpus.tasks.dry_run.expected_mixture import explain_mixture, sizes_of
 from packcorpus.tasks.dry_run.prediction import Prediction, Steps
 from packcorpus.tasks.dry_run.sample import Selection
@@ -94,6 +101,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
     if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
         yield limited
     yield from content_notes(found.ledger, found.settings, is_sample=not found.whole)
+    yield from held_out_notes(found.held_out, found.ledger, found.settings, is_sample=not found.whole)
     yield from (*found.recipe.notes, *explain_undefined(found.recipe.undefined))
     unused = found.noticed.get("unused_keys", {})
     if isinstance(unused, dict):

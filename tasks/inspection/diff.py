@@ -181,6 +181,7 @@ def _counted(manifest: Manifest) -> dict[str, Any]:
         "rows": {name: split.rows for name, split in manifest.splits.items()},
         "shards": {name: len(split.shards) for name, split in manifest.splits.items()},
         "bytes": sum(file.bytes for file in manifest.listed()),
+        "held_out": manifest.held_out.model_dump() if manifest.held_out else {},
         "noticed": manifest.noticed_counts,
         "content": {
             f"{token} {role}": n for token, roles in manifest.content_tokens.items() for role, n in roles.items()

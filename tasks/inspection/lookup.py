@@ -131,8 +131,8 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
     """Return the conversation kept instead of a duplicate; None if it was rejected."""
-    first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
-    return None if first["dropped"] == "duplicate" else first
+    places = _search(manifest, folder, {"digest": duplicate["digest"]})
+    return next((place for place in places if place["dropped"] != "duplicate"), None)
 
 
 def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:

@@ -465,6 +465,7 @@ def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Ac
             "tokens": tokens - late[number][1],
             "trained_tokens": trained[number],
         }
+        | _split_of(recipe.config, file.entry)
         for number, (file, (read, accepted, tokens)) in enumerate(zip(recipe.files, given.tolist(), strict=True))
     ]
 
@@ -474,7 +475,8 @@ def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
         | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
-        for source in recipe.config.sources
+        | _split_of(recipe.config, entry)
+        for entry, source in enumerate(recipe.config.sources)
     ]
     for number, file in enumerate(recipe.files):
         fact = facts[file.entry]
@@ -488,6 +490,12 @@ def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
         for fact in facts:
             fact[f"{name}_percent"] = round(100 * fact[name] / total, 4)
     return facts
+
+
+def _split_of(config: Config, entry: int) -> dict[str, str]:
+    """Return the `split` of an entry of `sources` as a fact, if it has one."""
+    split = config.sources[entry].split
+    return {"split": split} if split else {}
 
 
 def source_numbers(recipe: Recipe) -> np.ndarray:

@@ -7,13 +7,15 @@
 
 An entry is a path of the config with all its files. The choice depends only on the seed and the content of
 conversations. It is the same for any order of lines and any part size, and a larger share extends a smaller one. The
-held-out split is subsampled like the training split, but contains no conversation twice. All samples of a conversation
-are packed equally often; the first sample represents the conversation.
+held-out split is subsampled like the training split, but contains no conversation twice. An entry with
+`split: validation` is packed once, and has no share. All samples of a conversation are packed equally often; the first
+sample represents the conversation.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -22,8 +24,8 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, UsageError
 from packcorpus.tasks.core.numbers import MOST, as_int32, order_of_contents
 from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.packing.held_out import hold_out_at_least_one
 from packcorpus.tasks.packing.pieces import Accepted, Pieces
-from packcorpus.tasks.packing.placement import hold_out_at_least_one
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.schemas import drop_code
@@ -52,13 +54,16 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
         return _copied(pieces, copies)
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
-    hold_out_at_least_one(accepted.held_out, accepted.reason == 0, lambda: tokens.column("digest"), config.validation)
+    stays, groups = accepted.reason == 0, partial(tokens.column, config.grouped_by)
+    hold_out_at_least_one(accepted.held_out, stays, groups, config.validation, accepted.fixed)
+    copies = np.zeros(len(accepted.length), np.uint16)
+    for entry in [entry for entry in orders if config.sources[entry].split == "validation"]:
+        copies[orders.pop(entry)] = 1
     counts = {}
     if config.weighting in RELATIVE:
         sizes = _training_sizes(orders, accepted, config)
         in_proportion = config.weighting == "proportions"
         counts = _proportions(sizes, config) if in_proportion else _token_shares(orders, pieces, tokens, config)
-    copies = np.zeros(len(accepted.length), np.uint16)
     for entry, order in orders.items():
         train, validation = (order[accepted.held_out[order] == held_out] for held_out in (False, True))
         whole, rest = divmod(config.sources[entry].weight, 1)
@@ -108,7 +113,7 @@ def _training_sizes(orders: dict[int, np.ndarray], accepted: Accepted, config: C
     """
     sizes = {entry: int(np.count_nonzero(~accepted.held_out[order])) for entry, order in orders.items()}
     for entry, source in enumerate(config.sources):
-        if not sizes.get(entry):
+        if source.split != "validation" and not sizes.get(entry):
             raise DataError(
                 "empty_share",
                 f"sources[{entry}] {source.path}: has no conversation left in the training split, so weighting: "

@@ -30,6 +30,7 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
+from packcorpus.tasks.packing.held_out import HeldOut, is_of_validation
 from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
@@ -51,6 +52,7 @@ class Accepted:
     held_out: np.ndarray  # bool
     reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
     samples: Samples = field(default_factory=Samples)
+    fixed: np.ndarray | None = None  # bool, it cannot change sides; None if all can
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
         """Return the part of each conversation, int64."""
@@ -89,24 +91,20 @@ class Accepted:
         return outcomes
 
 
-def accepted_of(tokens: TokenColumns, validation: float) -> Accepted:
-    """Read the columns of all conversations and hold out a share of them."""
+def accepted_of(tokens: TokenColumns, held: HeldOut) -> Accepted:
+    """Read the columns of all conversations."""
     length = tokens.column("length")
-    held_out = np.zeros(len(length), np.bool_)
-    # A share of the hash range is a share of the conversations, and does not depend on the rest of the corpus.
-    for top in range(0, len(length) if validation else 0, CHUNK):
-        digests = tokens.column("digest", top, min(top + CHUNK, len(length)))
-        held_out[top : top + CHUNK] = digests < np.uint64(int(validation * 2**64))
     edges, reason = np.array(tokens.edges, np.int64), np.zeros(len(length), np.uint8)
-    return Accepted(edges, length, tokens.column("separator"), held_out, reason, Samples.of(tokens))
+    return Accepted(edges, length, tokens.column("separator"), held.flags, reason, Samples.of(tokens), held.fixed)
 
 
-def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
+def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> None:
     """Set `accepted.reason` of conversations that the filters remove.
 
     Token limits apply to each sample. Turn limits and duplicates apply to a conversation, so all its samples are
     dropped. No filter depends on the sequence length, so the same conversations remain at every sequence length.
     """
+    config = recipe.config
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
@@ -119,9 +117,11 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
     if config.duplicates == "drop":
         # Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
         # conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
-        # contents are always in the same split. The first of the remaining conversations stays.
+        # contents are always in the same split. The first of the remaining conversations stays, but one of a source
+        # for validation is before the others.
         digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
-        order = np.lexsort((length, digests))  # stable: equal contents stay in source order
+        first = () if accepted.fixed is None else (~is_of_validation(tokens, recipe),)
+        order = np.lexsort((*first, length, digests))  # stable: equal contents stay in source order
         order = order[accepted.left()[order]]
         same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
         accepted.drop(order[1:][same], "duplicate")

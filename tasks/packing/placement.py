@@ -15,7 +15,7 @@ same in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -174,21 +174,3 @@ def stream_of(split: str, epoch: int) -> int:
     The training split is 0, the held-out split is 1, and epochs are 2 and above.
     """
     return 1 if split == "validation" else epoch if epoch > 1 else 0
-
-
-def hold_out_at_least_one(
-    held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
-) -> None:
-    """Move one content to the other split, in place, if that split is empty.
-
-    This happens only in tiny corpora. `stays` is true for each conversation that is packed. Conversations with equal
-    contents (uint64 `digests`) move together. If there is only one content, it is trained on.
-    """
-    present = held_out[stays]
-    if validation == 0 or not len(present) or (present.any() and not present.all()):
-        return
-    contents = digests()
-    chosen = np.flatnonzero(stays)[0 if present[0] else -1]
-    moved = contents == contents[chosen]
-    if present[0] or not moved[stays].all():
-        held_out[moved] = not present[0]

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
+from packcorpus.tasks.packing.held_out import check_group_key, check_sides, hold_out, hold_out_at_least_one
+from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -50,7 +53,7 @@ from packcorpus.tasks.packing.pieces import (
     filter_conversations,
     indexes_where,
 )
-from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, number_rows_by_source, pack_split, place
+from packcorpus.tasks.packing.placement import Placed, number_rows_by_source, pack_split, place
 from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
@@ -95,6 +98,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
     check_markers(recipe, receipts)
     read = sum(receipt["conversations"] for receipt in receipts)
+    check_group_key(recipe.config, *(sum(each.get(n, 0) for each in receipts) for n in ("accepted", "without_key")))
     check_conversations(sum(receipt["accepted"] for receipt in receipts), recipe.config)
     files = [recipe.layout.token_file(key) for key in recipe.token_keys]
     for file, receipt in zip(files, receipts, strict=True):
@@ -123,7 +127,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
         raise _nothing_left(account, read, rejected, recipe, rejects_file)
+    held_out = count_leaks(pieces, tokens)
     facts = plan_facts(recipe, receipts, account, rejected, write_rows(folder, pieces, tokens, recipe))
+    facts |= {"held_out": held_out} if held_out else {}
     names = plan_files(recipe.config)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
@@ -147,16 +153,17 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     """Hold out, filter, and cut conversations: everything before the mixture.
 
     `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split.
-    Raises DataError if a conversation is too long and `overlong` is error.
+    Raises DataError if a conversation is too long and `overlong` is error, or if it is in sources of both splits.
     """
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
-    accepted = accepted_of(tokens, config.validation)
-    filter_conversations(accepted, tokens, config)
-    pieces = cut_overlong(accepted, tokens, recipe)
+    accepted = accepted_of(tokens, hold_out(tokens, recipe))
+    filter_conversations(accepted, tokens, recipe)
+    pieces, stays = cut_overlong(accepted, tokens, recipe), accepted.reason == 0
+    check_sides(accepted.held_out, stays, tokens, recipe)
     if not is_sample:
-        stays = accepted.reason == 0
-        hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
+        groups = partial(tokens.column, config.grouped_by)
+        hold_out_at_least_one(accepted.held_out, stays, groups, config.validation, accepted.fixed)
     return pieces
 
 
@@ -206,7 +213,8 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
 
         schema = plan_schema(config.weighs_conversations, config.splits_at_turns)
         plan = opened("plan.arrow", schema, pa.ipc.new_file)
-        index = opened("index.arrow", index_schema(pieces.accepted.samples.several, config.splits_at_turns))
+        of_index = index_schema(pieces.accepted.samples.several, config.splits_at_turns, config.is_grouped)
+        index = opened("index.arrow", of_index)
         rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
         held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
         trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
@@ -351,7 +359,8 @@ def _write_index(
         ]
         columns += [to_arrow(stored("turn"))] if several else []
         columns += [column(of.repeated, none)] if config.splits_at_turns else []
-        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns)))
+        columns += [to_arrow(stored(config.grouped_by))] if config.is_grouped else []
+        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns, config.is_grouped)))
 
     top, count = 0, len(accepted.length)
     # The boundaries of batches do not depend on the parts.

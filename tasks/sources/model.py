@@ -46,7 +46,7 @@ Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"typ
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
-LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256")
+LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256", "split")
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
 
@@ -103,6 +103,11 @@ class Source(BaseModel):
         ge=1,
         description="Maximum number of conversations to pack from this source, selected by the seed.",
     )
+    split: Literal["train", "validation"] | None = Field(
+        default=None,
+        description="Split of all its conversations: `validation`, or `train` to hold out none. By default, "
+        "`validation` of the config chooses. Validation sources are packed once and have no share of the mixture.",
+    )
 
     @field_validator("path")
     @classmethod
@@ -154,8 +159,9 @@ class SourceFile:
     modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
     and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `tokenizer_sha256`
-    names the tokenizer of recorded ids, if the source does. `note` is what a user may want to know of the file's
-    folder. `blocks` has the digests of the file's blocks once the file is hashed.
+    names the tokenizer of recorded ids, if the source does. `group_key` is the key of records that `validation_by`
+    names. `note` is what a user may want to know of the file's folder. `blocks` has the digests of the file's blocks
+    once the file is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -182,6 +188,7 @@ class SourceFile:
     revision: str = ""
     arrived: str = ""
     identity: str = ""
+    group_key: str = ""
     note: str = field(default="", compare=False)
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
@@ -218,10 +225,15 @@ class SourceFile:
     @property
     def wanted_columns(self) -> frozenset[str]:
         """Return the keys that have a meaning in a record of this file."""
-        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
+        mapped = [theirs for ours, theirs in self.columns if is_of_record(ours)]
         # The format is "" until it is found.
         own = COLUMNS if self.format in ("", SESSION.name, TOKENS.name) else USUAL_COLUMNS
-        return frozenset((*own, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
+        return frozenset((*own, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore), *self.group_keys))
+
+    @property
+    def group_keys(self) -> tuple[str, ...]:
+        """Return the keys of a record that may hold the value of `group_key`."""
+        return (self.group_key, self.group_key.partition(".")[0]) if self.group_key else ()
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def find_parts(
     layout: Layout | None = None,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
+    group_key: str = "",
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
@@ -55,7 +56,7 @@ def find_parts(
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions, cache)
+    files = find_files(sources, folder, layout, revisions, cache, group_key)
     size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while size > part_size * MOST_PARTS:

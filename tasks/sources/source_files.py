@@ -45,15 +45,16 @@ def find_files(
     layout: Layout | None = None,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
+    group_key: str = "",
 ) -> list[SourceFile]:
     """Return the files of `sources`, identified but not yet hashed.
 
     The files are in the order of `sources`, and within a glob or folder in the order of their names. A file that
     several entries match is read once. `folder` is the folder of the config. A file that is an output in `layout` is
     refused. Copies of remote files are written to `layout`; without `layout`, only local files are found. `revisions`
-    maps the index of an entry to the commit of its dataset on the Hub. Objects that `cache` knows are not
-    read. Raises UsageError, InputMissing, DataError, StorageError, or PartMissing with the name of the file in the
-    message.
+    maps the index of an entry to the commit of its dataset on the Hub. Objects that `cache` knows are not read.
+    `group_key` is the key of records that `validation_by` names. Raises UsageError, InputMissing, DataError,
+    StorageError, or PartMissing with the name of the file in the message.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     located: list[list[Located]] = []
@@ -72,7 +73,7 @@ def find_files(
                     )
                 stat = path.stat()
                 file = objects.get((entry, name)) or _identify(path, name, source, stat, identity)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived, note=note)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived, group_key=group_key, note=note)
                 first = files.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:
@@ -145,6 +146,7 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
+    further += [f"split {source.split}"] * (source.split is not None)
     if source.roles:
         roles = ", ".join(f"{role}: [{', '.join(names)}]" for role, names in source.roles.items())
         further.append(f"roles {{{roles}}}")

@@ -111,6 +111,12 @@ class SourceFacts(Facts):
         default_factory=list, description="Roles whose messages were left out, as set with `drop_roles`."
     )
     revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
+    split: Literal["", "train", "validation"] = Field("", description="Split of all its conversations, if one is set.")
+
+    @property
+    def kind(self) -> str:
+        """Return the format, and the split if one is set."""
+        return f"{self.format}, {self.split}" if self.split else self.format
 
     @property
     def content(self) -> list[Any]:
@@ -132,6 +138,22 @@ class MixtureFacts(Facts):
     trained_tokens: int
     tokens_percent: float
     trained_tokens_percent: float
+    split: Literal["", "train", "validation"] = Field(
+        "", description="Split of all its conversations, if one is set. A validation source has no share."
+    )
+
+
+class HeldOutFacts(Facts):
+    """The validation split, and the prompts that the training split has, too.
+
+    A prompt is everything before the first answer that is trained on. Conversations without a message of the user
+    before it have none.
+    """
+
+    conversations: int = Field(description="Packed conversations of the validation split.")
+    percent: float = Field(description="Their share of all packed conversations.")
+    prompts: int = Field(description="Different prompts of these conversations.")
+    shared: int = Field(description="Of these prompts, those that a conversation of the training split has, too.")
 
 
 class Conversations(Facts):

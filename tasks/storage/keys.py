@@ -29,7 +29,7 @@ import orjson
 # in the keys of tokens and engines of corpora that use one of them.
 # developer: the role developer in Jinja templates that know it. This version is only in the keys of tokens and engines
 # of corpora that use such a template.
-VERSIONS = {"tokenizer": 1, "tokens": 13, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
+VERSIONS = {"tokenizer": 1, "tokens": 14, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
 
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11
@@ -114,4 +114,6 @@ def corpus_key(
     # If each source is packed once, its entry has no effect.
     if settings.get("weighting") in RELATIVE or any(rest != [1.0, None] for _, *rest in mixture):
         content["mixture"] = mixture
+    if any(splits := [source.get("split") for source in given]):
+        content["splits"] = splits
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

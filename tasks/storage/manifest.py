@@ -26,6 +26,7 @@ from packcorpus.tasks.storage.facts import (
     SHA256,
     Facts,
     FileFacts,
+    HeldOutFacts,
     Ledger,
     MixtureFacts,
     PackingMetadata,
@@ -62,6 +63,9 @@ class Manifest(Facts):
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
+    held_out: HeldOutFacts | None = Field(
+        None, description="Absent if nothing is held out, and in manifests of earlier versions."
+    )
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
         description="Counts of unusual things that were handled. `reasoned_answers`: trained answers with reasoning. "
         "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "
@@ -91,6 +95,11 @@ class Manifest(Facts):
     @property
     def splits_at_turns(self) -> bool:
         return bool(self.config.get("overlong") == "split" and self.config.get("split_at") == "turns")
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether conversations are held out by something else than their content."""
+        return bool(self.config.get("validation_by", "conversation") != "conversation")
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -242,6 +251,10 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
         for split, facts in manifest.splits.items():
             length = manifest.row_layout.length_of(split) if "-" in split else 0
             yield f"sequence_length of {split}", facts.sequence_length, length
+    splits = [source.get("split") or "" for source in config["sources"]]
+    for source in manifest.sources:
+        yield f"split of {source.path}", source.split, splits[source.entry]
+    yield "splits of the mixture", [facts.split for facts in manifest.mixture], splits
     yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
     yield "template", manifest.template.name, config.get("template")
     yield "packing", manifest.packing_metadata.enabled, config.get("packing")

@@ -84,14 +84,17 @@ INDEX_SCHEMA = pa.schema(
 # message that the sample trains on, or -1 if the sample is the whole conversation. All samples of a conversation have
 # the same source and record. The prompt of a turn is the conversation before the turn, so `record` and `turn` identify
 # the prompt. A sample begins with the prompt of the previous sample, as far as the template renders both prompts alike.
-def index_schema(with_turns: bool, with_repeated: bool = False) -> pa.Schema:
+def index_schema(with_turns: bool, with_repeated: bool = False, with_group: bool = False) -> pa.Schema:
     """Return the schema of an index.
 
-    `with_turns` if it is an index of samples, and `with_repeated` if conversations are split between turns.
+    `with_turns` if it is an index of samples, `with_repeated` if conversations are split between turns, and
+    `with_group` if `validation_by` is not `conversation`.
     """
     # The number of the conversation's first tokens that the piece repeats before its own, which begin at `first`. They
     # are part of `length`.
     fields = [pa.field("turn", pa.int32())] * with_turns + [pa.field("repeated", pa.int32())] * with_repeated
+    # The hash that decides the split of the conversation: of its prompt, or of the value of a key.
+    fields += [pa.field("group", pa.uint64())] * with_group
     return pa.schema([*INDEX_SCHEMA, *fields])
 
 
@@ -202,6 +205,7 @@ TOKENS_SCHEMA = pa.schema(
     [
         ("record", pa.int64()),
         ("digest", pa.uint64()),
+        ("prompt", pa.uint64()),
         ("turns", pa.int32()),
         ("turn", pa.int32()),
         ("trained", pa.int32()),
@@ -217,8 +221,12 @@ WEIGHTED_TOKENS_SCHEMA = pa.schema(
 )
 
 
-def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
-    """Return the schema of token files; `weighted` has no effect without `packing`."""
+def tokens_schema(packing: bool, weighted: bool, grouped: bool = False) -> pa.Schema:
+    """Return the schema of token files; `weighted` has no effect without `packing`.
+
+    If they are `grouped`, they have a hash of the value that `validation_by` names.
+    """
+    schema = WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA
     if not packing:
-        return pa.schema([*TOKENS_SCHEMA, *((name, pa.large_string()) for name in ("messages", "tools", "text"))])
-    return WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA
+        schema = pa.schema([*TOKENS_SCHEMA, *((name, pa.large_string()) for name in ("messages", "tools", "text"))])
+    return schema.append(pa.field("group", pa.uint64())) if grouped else schema

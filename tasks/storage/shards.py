@@ -110,7 +110,7 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
         stack.enter_context(reading(path, folder))
         source = read_verified(folder, file) if verified else stack.enter_context(pa.OSFile(str(path)))
         reader = stack.enter_context(pa.ipc.open_stream(source))
-        schema = index_schema(manifest.ledger.samples is not None, manifest.splits_at_turns)
+        schema = index_schema(manifest.ledger.samples is not None, manifest.splits_at_turns, manifest.is_grouped)
         if not reader.schema.equals(schema, check_metadata=True):
             what = f"is not an index (columns {describe_columns(reader.schema)})"
             raise DataError("bad_index", f"{path}: {what}; {repair_hint(folder)}")

@@ -5,12 +5,14 @@ whole conversation. The columns:
 
     record      int64               number of the record within the part (a line number for JSONL), from 0
     digest      uint64              hash of the content of the conversation (content_digest)
+    prompt      uint64              hash of everything before its first trained answer (prompt_digest)
     turns       int32               messages, without system messages
     turn        int32               index of the message that the sample trains on; -1 if it is the whole conversation
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
     tokens      large_list<int32>   id if a token is trained, ~id (bitwise not) if it is not
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
+    group       uint64              only with validation_by: KEY; hash of its value, or `digest` if there is none
 
 One number holds a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token of
 a conversation is never trained, because there is nothing to predict it from. With `packing: false`, the columns
@@ -36,7 +38,7 @@ from packcorpus.tasks.core.errors import StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA, offsets_of, to_arrow, to_numpy
 
-# Conversations whose columns are kept in memory, 33 bytes each.
+# Conversations whose columns are kept in memory, 41 bytes each.
 KEPT = 1 << 20
 # Conversations whose samples are searched at a time.
 CHUNK = 1 << 18
@@ -196,8 +198,8 @@ class TokenColumns:
     """
 
     TYPES: ClassVar[dict[str, type]] = {
-        "record": np.int64, "digest": np.uint64, "turns": np.int32, "turn": np.int32, "trained": np.int32,
-        "separator": np.bool_, "length": np.int32,
+        "record": np.int64, "digest": np.uint64, "prompt": np.uint64, "turns": np.int32, "turn": np.int32,
+        "trained": np.int32, "separator": np.bool_, "length": np.int32,
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
@@ -210,9 +212,9 @@ class TokenColumns:
     def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
         """Return a column of the conversations [first, last); TYPES has its type.
 
-        `record` counts from 0 within the source.
+        `record` counts from 0 within the source. `group`, which few files have, is uint64.
         """
-        if self.edges[-1] <= KEPT:
+        if self.edges[-1] <= KEPT and name in self.TYPES:
             return self._kept[name][first:last].copy()
         return self._read([name], first, self.edges[-1] if last is None else last)[name]
 
@@ -221,7 +223,9 @@ class TokenColumns:
         return self._read(list(self.TYPES), 0, self.edges[-1])
 
     def _read(self, names: Sequence[str], first: int, last: int) -> dict[str, np.ndarray]:
-        columns: dict[str, np.ndarray] = {name: np.empty(last - first, self.TYPES[name]) for name in names}
+        columns: dict[str, np.ndarray] = {
+            name: np.empty(last - first, self.TYPES.get(name, np.uint64)) for name in names
+        }
         for part, (before, after) in enumerate(pairwise(self.edges)):
             top, bottom = max(first, before), min(last, after)
             for name in names if top < bottom else ():

@@ -22,10 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtins
 from msgspec.json import Decoder, encode
+from orjson import OPT_SORT_KEYS, dumps
 
 from packcorpus.tasks.conversations.answers import unpaired_in
 from packcorpus.tasks.conversations.formats import FORMAT_OF, role_names
-from packcorpus.tasks.conversations.model import Conversation, Message, PlainRecord, is_blank, tools_json, turns_json
+from packcorpus.tasks.conversations.model import (
+    Conversation,
+    Message,
+    PlainRecord,
+    content_digest,
+    is_blank,
+    tools_json,
+    turns_json,
+)
 from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from packcorpus.tasks.conversations.unused_keys import UnusedKeys
 from packcorpus.tasks.core.errors import PackError, Reject, UsageError
@@ -43,6 +52,7 @@ from packcorpus.tasks.tokenization.samples import (
     TokenLayout,
     prepare_recorded,
     prepare_spans,
+    prompt_digest,
     strings_of,
     unknown_markers_in,
 )
@@ -87,7 +97,8 @@ class Preparer:
         # Without skeletons, plain records would only be converted back. With `columns` or `drop_roles`, none is plain.
         fills = packing and not weighted and self._skeletons.are_used and not file.columns and not file.drop_roles
         self._plain = PlainRecords(file.format if fills else "")
-        self.decode = self._plain.decode  # passed to the reader of the file
+        # Passed to the reader of the file. A plain record may lack the key that `validation_by` names.
+        self.decode = decode_block if file.group_key else self._plain.decode
 
     def prepare(self, record: object) -> list[Prepared]:
         """Return the prepared samples of a record.
@@ -105,8 +116,11 @@ class Preparer:
         A PackError may be the last result, even if there are more records.
         """
         results: list[list[Prepared] | Pending | Reject | PackError] = []
+        groups: list[int | None] = []
         for record in records:
             try:
+                if self._file.group_key:
+                    groups.append(group_in(record, self._file.group_key))
                 results.append(self._fill(record))
             except Reject as reject:
                 results.append(reject)
@@ -116,6 +130,9 @@ class Preparer:
         waiting = [(result.conversation, result.trained) for result in results if isinstance(result, Pending)]
         samples = iter(self._template.all_samples(waiting))
         prepared = [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in results]
+        for result, group in zip(prepared, groups, strict=False):
+            for sample in result if isinstance(result, list) else ():
+                sample.group = group
         for number, result in enumerate(prepared if self._tokenizer and self._template.unknown.alone else ()):
             if isinstance(result, list) and (markers := unknown_markers_in(result)):
                 others = [m for m in self._template.unknown.others for sample in result if m in sample.joined.decode()]
@@ -204,8 +221,10 @@ class Preparer:
         rendered = []
         try:
             strings, empty = strings_of(conversation), has_empty_prompt(conversation, trained)
+            prompt = prompt_digest(conversation, trained, strings[1])
             for sample in samples:
                 prepared = prepare_spans(conversation, sample, self._encoder, strings, empty, self._template.unknown)
+                prepared.prompt = prompt
                 if not self._packing:
                     written = conversation
                     if sample.turn is not None:
@@ -228,9 +247,26 @@ class Preparer:
         return rendered or Reject("no_trained_tokens", "the template does not write any of its answers")
 
 
+def group_in(record: object, key: str) -> int | None:
+    """Return the hash of the value that a key of a record has, or None if it has none.
+
+    A dot leads into an object, unless the key itself has a dot. A number equals its text, so that tables agree with
+    JSON. Null and "" do not count.
+    """
+    value = record
+    for name in (key,) if isinstance(record, dict) and key in record else key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or value == "":
+        return None
+    text = value if isinstance(value, str) else dumps(value, default=str, option=OPT_SORT_KEYS).decode()
+    return content_digest(text.encode("utf-8", "surrogatepass"))
+
+
 def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
     """Return a counter of the keys that a Preparer of the file does not use."""
-    return UnusedKeys(file.format, dict(file.columns), file.ignore, [LOSS_WEIGHT] * weighted)
+    return UnusedKeys(file.format, dict(file.columns), file.ignore, [LOSS_WEIGHT] * weighted, file.group_keys)
 
 
 def weights_of_segments(layout: TokenLayout, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
@@ -259,7 +295,16 @@ def comparable(sample: Prepared) -> tuple[object, ...]:
     """Return all values of a sample that are written to a token file, or counted."""
     layout = sample.layout
     tokens, trained = layout.tokens.tolist(), layout.trained.tolist()
-    return sample.texts, sample.digest, layout.turn, tokens, trained, layout.separator, layout.empty_prompt
+    return (
+        sample.texts,
+        sample.digest,
+        sample.prompt,
+        layout.turn,
+        tokens,
+        trained,
+        layout.separator,
+        layout.empty_prompt,
+    )
 
 
 def _as_written(conversation: Conversation, template: Template) -> Conversation:

@@ -28,6 +28,7 @@ from packcorpus.tasks.conversations.model import (
     Conversation,
     RecordedTokens,
     content_digest,
+    prompt_text,
     turns_of,
     usual_order,
     whole_text,
@@ -81,10 +82,18 @@ class Prepared(Struct, gc=False):
     reasoning: Sequence[Sequence[str]] = ()  # the texts of each answer that are in no sample, on the first sample
     unwritten: Sequence[str] = ()  # reasoning of trained answers that the sample lacks
     separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
+    prompt: int = 0  # its prompt_digest
+    group: int | None = None  # the hash of the value that `validation_by` names, or None if there is none
 
     @property
     def texts(self) -> list[str]:
         return self.joined.decode().split(SEPARATOR) if self.separate is None else self.separate
+
+
+def prompt_digest(conversation: Conversation, trained: Sequence[bool], digest: int) -> int:
+    """Return the 64-bit hash of `prompt_text`; without a prompt, it is `digest`."""
+    text = prompt_text(conversation, trained)
+    return content_digest(text.encode()) if text else digest
 
 
 def strings_of(conversation: Conversation) -> tuple[list[str], int]:
@@ -143,7 +152,9 @@ def prepare_recorded(conversation: Conversation, recorded: RecordedTokens, encod
     if weight == 0.0:
         raise Reject("no_trained_tokens", f"none of its ids is trained on: {LOSS_WEIGHT} is 0")
     weights = [(0, weight)] if isinstance(weight, float) else []
-    return Prepared(layout, b"", (), content_digest(whole_text(conversation).encode()), weights=weights, separate=[])
+    digest = content_digest(whole_text(conversation).encode())
+    prompt = prompt_digest(conversation, recorded.trained, digest)
+    return Prepared(layout, b"", (), digest, weights=weights, separate=[], prompt=prompt)
 
 
 # -- segments -----------------------------------------------------------------------------------------------------

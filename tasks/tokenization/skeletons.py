@@ -17,8 +17,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from packcorpus.tasks.conversations.model import (
+    ROLES,
     Conversation,
     content_digest,
+    first_answer,
     layout_of,
     message_of,
     role_named,
@@ -39,7 +41,13 @@ from packcorpus.tasks.templates.placeholders import (
     shape_of,
 )
 from packcorpus.tasks.templates.spans import Template, TrainOn, has_empty_prompt, trained_turns
-from packcorpus.tasks.tokenization.samples import Prepared, TokenLayout, layout_of_tokens, segments_of
+from packcorpus.tasks.tokenization.samples import (
+    Prepared,
+    TokenLayout,
+    layout_of_tokens,
+    prompt_digest,
+    segments_of,
+)
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
 MOST_FAILURES = 8
@@ -70,7 +78,7 @@ class Skeleton:
 
     `strips` means that the template removes white space around values. `must_render` returns whether the template may
     write given values differently. `objects` are the numbers of the values that are JSON objects, and
-    `reasoning` those of the reasoning that is in no sample.
+    `reasoning` those of the reasoning that is in no sample. `prompt` are the roles before the first trained answer.
     """
 
     def __init__(
@@ -82,10 +90,14 @@ class Skeleton:
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
         reasoning: Sequence[int] = (),
+        prompt: Sequence[str] = (),
     ):
         self._samples, self._layout, self._strips, self._must_render = samples, layout + SEPARATOR, strips, must_render
         self._objects, self._formats = objects, formats
         self._reasoning = reasoning
+        # The contents before the first trained answer are the prompt, if one of them is of the user.
+        self._in_prompt = len(prompt) if "user" in prompt else 0
+        self._prompt_layout = "".join(chr(1 + ROLES.index(role)) for role in prompt) + SEPARATOR
         self._gaps = {gap for sample in samples for gap in sample.gaps}
         self.roles_with_results: tuple[str, ...] = ()  # the roles of a plain conversation with results of calls
         # Nearly always, there is one sample, which has every content once.
@@ -108,17 +120,22 @@ class Skeleton:
             return None
         whole = self._layout + SEPARATOR.join(contents)
         try:
-            digest = content_digest(whole.encode())
+            prompt = digest = content_digest(whole.encode())
         except UnicodeEncodeError:  # a lone surrogate
             return None
+        if self._in_prompt:
+            texts = map(str.strip, contents[: self._in_prompt])
+            prompt = content_digest((self._prompt_layout + SEPARATOR.join(texts)).encode())
         if self._only is None:
-            return self._filled(contents, whole.split(SEPARATOR), digest)
+            return self._filled(contents, whole.split(SEPARATOR), digest, prompt)
         layout, parts, _ = self._only
         parts = parts.copy()
         parts[1::2] = map(str.strip, contents) if self._strips else contents
-        return [Prepared(layout, "".join(parts).encode(), contents, digest)]
+        return [Prepared(layout, "".join(parts).encode(), contents, digest, prompt=prompt)]
 
-    def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
+    def fill_values(
+        self, values: list[str], conversation: Conversation, trained: Sequence[bool]
+    ) -> list[Prepared] | None:
         """Return the samples of any conversation; None if its values cannot be filled in."""
         if not can_be_filled(values, self._objects, self._must_render):
             return None
@@ -126,13 +143,14 @@ class Skeleton:
         # If the token layout has the layout, the strings are just the values. Otherwise they begin with the layout.
         strings = values if self._only else whole.split(SEPARATOR)
         try:
-            samples = self._filled(values, strings, content_digest(whole.encode()))
+            digest = content_digest(whole.encode())
+            samples = self._filled(values, strings, digest, prompt_digest(conversation, trained, digest))
             samples[0].reasoning = [[values[number].strip()] for number in self._reasoning]
             return samples
         except UnicodeEncodeError:
             return None
 
-    def _filled(self, values: list[str], strings: list[str], digest: int) -> list[Prepared]:
+    def _filled(self, values: list[str], strings: list[str], digest: int, prompt: int) -> list[Prepared]:
         stripped = [value.strip() for value in values] if self._strips else values
         objects, formats = self._objects, self._formats
         written = {
@@ -143,7 +161,7 @@ class Skeleton:
         for layout, parts, gaps in self._samples:
             parts = parts.copy()
             parts[1::2] = map(written.__getitem__, gaps)
-            prepared.append(Prepared(layout, "".join(parts).encode(), strings, digest))
+            prepared.append(Prepared(layout, "".join(parts).encode(), strings, digest, prompt=prompt))
         return prepared
 
 
@@ -199,7 +217,7 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
         if separate is conversation and is_plain(conversation) and all(contents):
             samples = skeleton.fill(contents)
         else:
-            samples = skeleton.fill_values(values, conversation)
+            samples = skeleton.fill_values(values, conversation, trained)
         return (samples, skeleton) if samples else (None, None)
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Skeleton | None, list[str]]:
@@ -285,7 +303,9 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
         untrained = [message for message, flag in zip(earlier, trained, strict=False) if drops or not flag]
         numbers = [int(gap[1]) for message in untrained for gap in GAP.finditer(message.reasoning)]
         left_out = [number for number in numbers if number not in written]
-        return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats, left_out)
+        roles = [message.role for message in turns.messages]
+        prompt = roles[: first_answer(roles, trained)]
+        return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats, left_out, prompt)
 
 
 def skeletons_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Skeletons:

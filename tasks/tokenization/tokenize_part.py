@@ -47,8 +47,9 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 ANSWERS = {"reasoned_answers": "reasoned", "empty_reasoning": "closed"}
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
-# results without a call, and conversations that call a tool without a definition.
-SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools")
+# results without a call, conversations that call a tool without a definition, and conversations without the key that
+# `validation_by` names.
+SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools", "without_key")
 
 # What settings left out: messages by role, and conversations with tools.
 LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools")
@@ -83,7 +84,7 @@ def tokenize_part(
     starts_fast = engines is not None and engines.are_fast
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     weighted, where = config.reads_loss_weights, partial(place_of, part)
-    schema = tokens_schema(config.packing, weighted)
+    schema = tokens_schema(config.packing, weighted, bool(part.file.group_key))
     name = config.checked_tokenizer
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted, name)
     unused = unused_keys_of(part.file, weighted)
@@ -253,6 +254,7 @@ class Batch:
         columns = [
             to_arrow(records),
             to_arrow(np.array([prepared.digest for prepared in self._samples], np.uint64)),
+            to_arrow(np.array([prepared.prompt for prepared in self._samples], np.uint64)),
             to_arrow(of_each("turns", np.int32)),
             to_arrow(of_each("turn", np.int32)),
             to_arrow(counts.astype(np.int32)),
@@ -264,6 +266,11 @@ class Batch:
         elif "text" in schema.names:
             rows = [prepared.row for prepared in self._samples if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
+        if "group" in schema.names:
+            lacks = np.array([prepared.group is None for prepared in self._samples])
+            self._count("without_key", np.count_nonzero(is_first & lacks))
+            groups = [each.digest if each.group is None else each.group for each in self._samples]
+            columns += [to_arrow(np.array(groups, np.uint64))]
         return pa.record_batch(columns, schema=schema)
 
     def _count(self, name: str, number: Any) -> None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packcorpus.tasks.core.errors import DataError
+from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.layout import SPLITS, kind_of
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
@@ -43,16 +44,18 @@ PIECE = np.dtype(
 )  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
-# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` 0, if the index has no such column.
+# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` and `group` 0, if the index has no such
+# column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
         ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
-        ("repeated", "i4"),
+        ("repeated", "i4"), ("group", "u8"),
     ]
 )  # fmt: skip
 
 CONTENT = np.dtype([("digest", "u8"), ("length", "i8"), ("validation", "?"), ("source", "i4"), ("record", "i8")])
+GROUP = np.dtype([("group", "u8"), ("validation", "?"), ("alone", "?"), ("source", "i4"), ("record", "i8")])
 
 # Reasons that concern the whole conversation, so that they drop all of its samples.
 OF_CONVERSATION = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
@@ -68,6 +71,7 @@ class Index:
     by_shard: Partitions  # of PIECE; one partition per shard, over all splits of the manifest
     by_conversation: Partitions  # of ENTRY; a conversation is in one partition
     by_content: Partitions  # of CONTENT; filled by IndexCheck
+    by_group: Partitions  # of GROUP, if `validation_by` is set; filled by IndexCheck
     trained: np.ndarray  # int64[sources + 1], tokens; the last is of sources that are not in the manifest
     placed: int = 0  # pieces in rows
     separators: int = 0
@@ -94,15 +98,16 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
         Partitions(int(shards.sum()), PIECE) as by_shard,
         Partitions(count, ENTRY) as by_conversation,
         Partitions(count, CONTENT) as by_content,
+        Partitions(count, GROUP) as by_group,
     ):
-        index = Index(by_shard, by_conversation, by_content, np.zeros(sources + 1, np.int64))
+        index = Index(by_shard, by_conversation, by_content, by_group, np.zeros(sources + 1, np.int64))
         for block in _blocks(manifest, folder):
             if wrong := wrong | dict.fromkeys(_problems(block)):
                 continue
             entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
             for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
                 entries[name] = to_numpy(block.column(name))
-            for name, default in (("turn", -1), ("repeated", 0)):
+            for name, default in (("turn", -1), ("repeated", 0), ("group", 0)):
                 if name not in block.schema.names:
                     entries[name] = default
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
@@ -164,8 +169,10 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
 
     The conversations are sorted by source and record.
 
-    source, record, turns, digest   as in the index
+    source, record, turns           as in the index
+    digest, group                   as in the index
     one_turns, one_digest           bool, all its entries have the same number or digest
+    one_group                       bool, all its entries have the same group
     first                           offset of the first piece; -1 if it was dropped
     placed, validation, truncated   bool
     length                          tokens of all pieces, or of the whole conversation if it was dropped; without copies
@@ -198,8 +205,8 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     if not by_sample:  # a conversation is dropped for the reason of its other samples
         reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed, pieces = total(placed) > 0, np.maximum(1, total(once & placed))
-    return {name: entries[name][heads] for name in ("source", "record", "turns", "digest", "first")} | {
-        **{f"one_{name}": total(~begins & changed(entries[name])) == 0 for name in ("turns", "digest")},
+    return {name: entries[name][heads] for name in ("source", "record", "turns", "digest", "group", "first")} | {
+        **{f"one_{name}": total(~begins & changed(entries[name])) == 0 for name in ("turns", "digest", "group")},
         "placed": is_placed,
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
@@ -256,25 +263,42 @@ class IndexCheck:
     def __init__(self, manifest: Manifest, folder: Path, index: Index):
         self._manifest, self._settings, self._folder = manifest, manifest.config, folder
         self.conversations, self.samples = (Counts(np.zeros(len(manifest.sources), np.int64)) for _ in range(2))
+        self._by = str(self._settings.get("validation_by", "conversation"))
         self._broken: dict[str, tuple[int, int] | None] = {}  # rule → source and record of the first that breaks it
         self._other_epochs: set[str] = set()  # splits whose pieces differ from `train`
         # Sources or entries that are not in the manifest count as one additional entry, which nothing reads.
         count = len(self._settings["sources"])
         entries = (source.entry if 0 <= source.entry < count else count for source in manifest.sources)
         self._entries = np.array([*entries, count])
+        splits = [*(source.get("split") for source in self._settings["sources"]), None]
+        # For each split, whether a source may only be in it.
+        self._only = {name: np.array([splits[entry] == name for entry in self._entries]) for name in SPLITS}
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
         self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
+        self.held_out = 0  # packed conversations of the validation split
+        self._groups, self.groups = index.by_group, 0  # and those with a prompt, or with a value of the key
         for partition in index.by_conversation:
             self._add(partition)
         for contents in index.by_content:
             self._check_contents(contents)
+        for groups in index.by_group:
+            self.groups += len(np.unique(groups["group"][groups["validation"] & ~groups["alone"]]))
+            groups = groups[np.lexsort((groups["record"], groups["source"]))]
+            both = groups["validation"] & np.isin(groups["group"], groups["group"][~groups["validation"]])
+            self._require(
+                ~both, f"is in the validation split, and the same {self._by} is in the training split", groups
+            )
 
     def _add(self, entries: np.ndarray) -> None:
         samples = seen = conversations_of(entries)
-        for name in ("digest", "turns"):
+        for name in ("digest", "turns", "group"):
             self._require(seen[f"one_{name}"], f"has entries that differ in {name}", seen)
         self.conversations.add(seen)
+        self.held_out += int(np.count_nonzero(seen["placed"] & seen["validation"]))
+        numbers = np.minimum(seen["source"], len(self._entries) - 1)
+        for name, other in (("train", seen["validation"]), ("validation", seen["copies"] > 0)):
+            self._require(~(self._only[name][numbers] & other), f"is not in {name}, the split of its source", seen)
         if self._manifest.ledger.samples is not None:
             samples = conversations_of(entries, by_sample=True)
             self.samples.add(samples)
@@ -303,6 +327,17 @@ class IndexCheck:
         names = ["digest", "length", "validation"]
         contents = contents[np.append([True, True], contents[names][2:] != contents[names][:-2])[: len(contents)]]
         self._contents.add_by_hash(contents["digest"], contents)
+        if self._manifest.is_grouped:
+            groups = np.empty(len(seen["placed"]), GROUP)
+            for name in ("group", "validation", "source", "record"):
+                groups[name] = seen[name]
+            groups["alone"] = seen["group"] == seen["digest"]
+            groups = groups[seen["placed"]]
+            # As for contents: the first of each side suffices.
+            groups = groups[np.lexsort((groups["record"], groups["source"], groups["validation"], groups["group"]))]
+            sides = groups[["group", "validation"]]
+            groups = groups[np.append(True, sides[1:] != sides[:-1])[: len(groups)]]
+            self._groups.add_by_hash(groups["group"], groups)
         self._add_to_mixture(seen)
         self._compare_epochs(entries)
 
@@ -338,7 +373,8 @@ class IndexCheck:
         contents = contents[np.lexsort((contents["record"], contents["source"]))]
         digest, length, held_out = contents["digest"], contents["length"], contents["validation"]
         self.contents += len(np.unique(digest))
-        both = held_out & np.isin(digest, digest[~held_out])
+        # With a key, records with the same content may have different values.
+        both = held_out & np.isin(digest, digest[~held_out]) & (self._by in ("conversation", "prompt"))
         self._require(~both, "is in the validation split, and the same content is in the training split", contents)
         if self._settings.get("duplicates") == "drop":
             first, order = np.ones(len(digest), bool), np.lexsort((length, digest))
@@ -422,6 +458,8 @@ class IndexCheck:
             return f"only {chosen:,} conversations are taken, but others are dropped by limit: {limit}"
         if counts["held_out_twice"]:
             return "a conversation is in the validation split twice"
+        if source.get("split") == "validation" and self._settings.get("weighting") in RELATIVE:
+            return "conversations are dropped by weight" if counts["unweighted"] else ""
         if self._settings.get("weighting") == "token_share":
             return "token_share: a conversation is packed twice" if counts["twice"] else ""
         if self._settings.get("weighting") == "proportions":

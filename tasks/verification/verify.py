@@ -172,6 +172,13 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     check.check()
     if ledger.conversations.duplicates is not None:
         require("duplicates", seen.packed - check.contents, ledger.conversations.duplicates)
+    if (held := manifest.held_out) is not None:
+        require("held_out: conversations", check.held_out, held.conversations)
+        require("held_out: percent", round(100 * check.held_out / seen.packed, 4), held.percent)
+        if manifest.config.get("validation_by") == "prompt":
+            require("held_out: prompts", check.groups, held.prompts)
+            require("held_out: shared", 0, held.shared)
+        require("held_out: order of its counts", True, held.shared <= held.prompts <= held.conversations)
     if (noted := ledger.samples) is not None:
         require("samples: packed", samples.packed, noted.packed)
         require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from packcorpus.tasks.config import Config
+from packcorpus.tasks.packing.held_out import hold_out_at_least_one
 from packcorpus.tasks.packing.neighbors import EarlierRows
-from packcorpus.tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from packcorpus.tasks.packing.placement import Placed, pack_split, place
 from packcorpus.tasks.sources.model import Source
 from packcorpus.tasks.storage.layout import SPLITS
 

@@ -149,6 +149,7 @@ def token_file(
             columns = [
                 pa.array(records[top : top + batch], pa.int64()),
                 pa.array(digests[top : top + batch], pa.uint64()),
+                pa.array(digests[top : top + batch], pa.uint64()),  # each has another prompt
                 pa.array(turns[top : top + batch], pa.int32()),
                 pa.array(turn[top : top + batch], pa.int32()),
                 pa.array([sum(value >= 0 for value in values) for values, _ in some], pa.int32()),
