@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "validation": (0.1, False),
     "max_rejects": (0.1, False),
     "weighting": ("subsample", False),
-    "duplicates": ("drop", False),
+    "duplicates": ("exact", False),
     "min_tokens": (5, False),
     "max_tokens": (50, False),
     "min_turns": (2, False),

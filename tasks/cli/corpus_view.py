@@ -67,6 +67,8 @@ def show_overview(overview: Overview, console: Console) -> None:
     print_ledger(manifest.ledger, settings, manifest.packing_metadata.rows, console)
     if sum(manifest.ledger.conversations.rejected.values()):
         print_remark("rejects.jsonl in the corpus lists each rejected conversation", console)
+    if any(file.path == "dropped.jsonl" and file.bytes for file in manifest.files):
+        print_remark("dropped.jsonl in the corpus lists what was left out as nearly the same", console)
     if facts := packing_facts(manifest):
         heading(console, "Packing", manifest.packing_metadata.algorithm)
         print_facts(facts, console)

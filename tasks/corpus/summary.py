@@ -51,6 +51,8 @@ DROPPED = {
     "min_turns": "fewer turns than min_turns",
     "max_turns": "more turns than max_turns",
     "duplicate": "duplicate of another conversation",
+    "near_duplicate": "near-duplicate of another conversation",
+    "contaminated": "overlap with an evaluation set",
     "limit": "over the limit of its source",
     "weight": "left out by the weight of its source",
     "no_trained_tokens": "no token to train on",
@@ -320,9 +322,9 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
         yield (
             f"duplicates: {'at least about ' * is_sample}{count} {has} the same content as another one and "
-            f"{is_packed} packed again; to leave {them} out, set  duplicates: drop"
+            f"{is_packed} packed again; to leave {them} out, set  duplicates: exact"
         )
-    if is_sample and (duplicates or settings.get("duplicates") == "drop"):
+    if is_sample and (duplicates or settings.get("duplicates") in ("exact", "near")):
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 

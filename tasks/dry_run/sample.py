@@ -201,6 +201,9 @@ class Repeated(TokenColumns):
     def tokens(self, conversation: int) -> np.ndarray:
         return self._tokens.tokens(int(self.rows[conversation]))
 
+    def distinct(self) -> tuple[TokenColumns, np.ndarray | None]:
+        return self._tokens, self.rows
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:

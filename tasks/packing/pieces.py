@@ -30,6 +30,7 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
+from packcorpus.tasks.packing.near_duplicates import find_near_duplicates
 from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
@@ -51,6 +52,7 @@ class Accepted:
     held_out: np.ndarray  # bool
     reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
     samples: Samples = field(default_factory=Samples)
+    near: np.ndarray | None = None  # near_duplicates.NEAR[n], what is left out; only with duplicates: near
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
         """Return the part of each conversation, int64."""
@@ -101,12 +103,13 @@ def accepted_of(tokens: TokenColumns, validation: float) -> Accepted:
     return Accepted(edges, length, tokens.column("separator"), held_out, reason, Samples.of(tokens))
 
 
-def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
+def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> None:
     """Set `accepted.reason` of conversations that the filters remove.
 
     Token limits apply to each sample. Turn limits and duplicates apply to a conversation, so all its samples are
     dropped. No filter depends on the sequence length, so the same conversations remain at every sequence length.
     """
+    config = recipe.config
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
@@ -116,7 +119,7 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
             accepted.reason[(values < least) & (accepted.reason == 0)] = drop_code(f"min_{name}")
         if most is not None:
             accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
-    if config.duplicates == "drop":
+    if config.duplicates != "keep":
         # Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
         # conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
         # contents are always in the same split. The first of the remaining conversations stays.
@@ -125,6 +128,21 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
         order = order[accepted.left()[order]]
         same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
         accepted.drop(order[1:][same], "duplicate")
+    if config.duplicates == "near":
+        _drop_near_duplicates(accepted, tokens, recipe)
+
+
+def _drop_near_duplicates(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> None:
+    """Set `accepted.reason` of near-duplicates, and `accepted.near`."""
+    stays, samples = accepted.left(), accepted.samples
+    once, rows = tokens.distinct()
+    if rows is not None:  # a conversation is not a near-duplicate of its repetition
+        is_left = np.zeros(once.edges[-1], np.bool_)
+        is_left[rows[stays]] = True
+        stays, samples = is_left, Samples.of(once)
+    accepted.near = find_near_duplicates(once, stays, samples, recipe.encoder)
+    near = accepted.near["conversation"]
+    accepted.drop(near if rows is None else np.flatnonzero(np.isin(rows, near)), "near_duplicate")
 
 
 class Cut(NamedTuple):

@@ -9,6 +9,7 @@ Packing decisions depend only on lengths. All files are written to one folder, t
     index.arrow     the place of every accepted conversation
     rows.arrow      statistics of each row (storage/shards.py); not without packing
     rejects.jsonl   one line per rejected conversation
+    dropped.jsonl   one line per near-duplicate; only with duplicates: near
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
@@ -33,6 +34,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
+from packcorpus.tasks.packing.dropped import DROPPED, write_dropped
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -56,6 +58,7 @@ from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
 from packcorpus.tasks.storage.schemas import (
+    ALL_DROP_REASONS,
     DROP_REASONS,
     REJECTED,
     ROWS_SCHEMA,
@@ -82,7 +85,7 @@ INDEX_BATCH = 1 << 16
 
 def plan_files(config: Config) -> tuple[str, ...]:
     """Return the names of the files of a plan, without its receipt."""
-    return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl")
+    return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl", *[DROPPED] * config.lists_dropped)
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -119,6 +122,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         write_rejects(out, sorted([*early, *late], key=lambda reject: (reject.part, reject.record)), recipe)
     rejected = Counter(reject.reason for reject in (*early, *late))
     check_rejects(rejected, len(late), read, recipe, rejects_file)
+    if recipe.config.lists_dropped:
+        with atomic_file(folder / DROPPED) as out:
+            write_dropped(out, pieces.accepted, tokens, recipe)
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
@@ -152,7 +158,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
     accepted = accepted_of(tokens, config.validation)
-    filter_conversations(accepted, tokens, config)
+    filter_conversations(accepted, tokens, recipe)
     pieces = cut_overlong(accepted, tokens, recipe)
     if not is_sample:
         stays = accepted.reason == 0
@@ -302,6 +308,9 @@ def _write_index(
     accepted, config, several = pieces.accepted, recipe.config, pieces.accepted.samples.several
     sources, split_names = source_numbers(recipe), config.rows.split_names(config.epochs)
     firsts = np.cumsum([0, *(recipe.shards[split] for split in placed.rows_of_splits)])
+    reasons: tuple[str, ...] = SAMPLE_DROP_REASONS if several else DROP_REASONS
+    if config.lists_dropped:
+        reasons = ALL_DROP_REASONS
     numbers = np.array([split_names.index(split) for split in placed.rows_of_splits], np.int8)
 
     def write(chosen: slice, left_out: np.ndarray) -> None:
@@ -343,7 +352,7 @@ def _write_index(
             column(of.closed, none),
             to_arrow(stored("turns")),
             to_arrow(stored("digest")),
-            names(reason, SAMPLE_DROP_REASONS if several else DROP_REASONS),
+            names(reason, reasons),
         ]
         columns += [to_arrow(stored("turn"))] if several else []
         columns += [column(of.repeated, none)] if config.splits_at_turns else []

@@ -63,7 +63,7 @@ RELATIVE = ("proportions", "token_share")
 
 # Renamed settings and values, with the names that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence", "neighbors": "company"}
-KEY_VALUES = {("neighbors", "distinct"): "apart"}
+KEY_VALUES = {("neighbors", "distinct"): "apart", ("duplicates", "exact"): "drop"}
 
 
 def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:

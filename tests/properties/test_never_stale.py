@@ -71,7 +71,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),
     "weighting": ("token_share", {}),
-    "duplicates": ("drop", {}),
+    "duplicates": ("exact", {}),
     "min_tokens": (30, {}),
     "max_tokens": (90, {}),
     "min_turns": (3, {}),
