@@ -366,6 +366,12 @@ class Config(BaseModel):
         description="exact: of conversations with the same content, even in different sources, only the first is kept; "
         "near: a conversation that is nearly the same as an earlier one is left out, too.",
     )
+    decontaminate: Annotated[list[Annotated[str, Field(min_length=1)]], Key(("corpus",), if_set=True)] = Field(
+        default_factory=list,
+        description="Files of evaluation sets, such as [mmlu/*.jsonl, gsm8k_test.parquet, questions.txt]: a "
+        "conversation that has 13 words in a row of one of their items is left out and listed. Any format of a "
+        "source, or a .txt file with an item in each line.",
+    )
     min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
     min_turns: Annotated[int | None, ADVANCED] = Field(
@@ -602,7 +608,7 @@ class Config(BaseModel):
     @property
     def lists_dropped(self) -> bool:
         """Return whether the corpus has a file that lists what the run cleaned away."""
-        return self.duplicates == "near"
+        return self.duplicates == "near" or bool(self.decontaminate)
 
     @property
     def reads_loss_weights(self) -> bool:

@@ -192,6 +192,7 @@ class TokenizePart(Work):
         return replace(self, key=recipe.tokens_key(self.part), engines=engines)
 
     def run(self) -> dict[str, Any]:
+        from packcorpus.tasks.tokenization.decontamination import evaluation_of
         from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
         if self.engines is None:
@@ -210,7 +211,8 @@ class TokenizePart(Work):
         if recipe.template.engines and not self.engines.uses_minijinja:
             recipe.template.engines.use_jinja2()
         part, (file, receipt_file) = with_copy(self.part, layout.remote()), self.outputs()
-        tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file)
+        evaluation = evaluation_of(recipe)
+        tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file, evaluation)
         receipt = tokenize()
         # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
         if {"rendering", "rendering_differs"} <= receipt.keys():

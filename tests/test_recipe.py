@@ -87,6 +87,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "max_rejects": (0.1, False),
     "weighting": ("subsample", False),
     "duplicates": ("exact", False),
+    "decontaminate": (["chat.jsonl"], True),
     "min_tokens": (5, False),
     "max_tokens": (50, False),
     "min_turns": (2, False),

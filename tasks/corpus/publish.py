@@ -1,7 +1,7 @@
 """Write the corpus folder: shards first, then the other files, the manifest last.
 
 data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rows.arrow, rejects.jsonl, tokenizer/,
-                               dropped.jsonl (if near-duplicates are left out),
+                               dropped.jsonl (if something is cleaned away),
                                template.jinja (for a Jinja template), tool_use.jinja (if it is only for
                                conversations without tools), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
@@ -196,6 +196,7 @@ def build_manifest(
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],
         "mixture": plan["mixture"],
+        **({"evaluation": plan["evaluation"]} if recipe.evaluation else {}),
         "ledger": ledger.model_dump(),
         "noticed": plan["noticed"] | ({"undefined_names": undefined} if undefined else {}),
         "packing_metadata": plan["packing_metadata"],

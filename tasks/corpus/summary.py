@@ -228,6 +228,8 @@ def notes(manifest: Manifest) -> Iterator[Note]:
         )
     duplicates = ledger.conversations.duplicates
     yield from (Note(line, "duplicates", conversations=duplicates) for line in content_notes(ledger, manifest.config))
+    files = [file.model_dump() for file in manifest.evaluation]
+    yield from (Note(line, "evaluation", files=files) for line in explain_evaluation(manifest))
     empty = (fact for fact in noticed_facts(noticed) if fact.name == "empty_prompts")
     yield from (Note(sentence(fact), "empty_prompts", count=noticed["empty_prompts"]) for fact in empty)
     for line in explain_undefined(manifest.undefined_names):
@@ -244,6 +246,17 @@ def notes(manifest: Manifest) -> Iterator[Note]:
     figures |= {"dropped": ledger.conversations.dropped, "tokens_truncated": ledger.tokens.truncated}
     figures |= {"tokens_dropped": ledger.tokens.dropped}
     yield from (Note(line, "overlong", **figures) for line in explain_overlong(ledger, manifest.config))
+
+
+def explain_evaluation(manifest: Manifest) -> Iterator[str]:
+    """Yield a line for each file of an evaluation set."""
+    for file in manifest.evaluation:
+        missed = f"; {counted(file.unmatched, 'item')} cannot be found: too few words of their own"
+        unmatched = missed * bool(file.unmatched)
+        yield (
+            f"decontaminate: {counted(file.conversations, 'conversation')} left out that overlap with one of "
+            f"{counted(file.items, 'item')} of {printable(file.path)}{unmatched}"
+        )
 
 
 def percent(part: float, whole: float) -> str:

@@ -162,6 +162,11 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
         if kept is None:
             return "duplicate of an earlier conversation, which was rejected"
         return f"duplicate of {origin(manifest, kept)} (#{kept['number']:,})"
+    if reason == "contaminated":
+        listed = listed_drop(manifest, folder, place)
+        item = listed["item"]
+        where = f"{printable(item['source'])}:{item.get('line', item.get('record'))}"
+        return f"overlaps with {where} of an evaluation set: {printable(listed['text'])}"
     if reason == "near_duplicate":
         listed = listed_drop(manifest, folder, place)
         kept, similarity = listed["kept"], listed["similarity"]

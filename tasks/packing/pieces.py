@@ -52,6 +52,7 @@ class Accepted:
     held_out: np.ndarray  # bool
     reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
     samples: Samples = field(default_factory=Samples)
+    contaminated: np.ndarray | None = None  # bool, whether its conversation overlaps with an evaluation set
     near: np.ndarray | None = None  # near_duplicates.NEAR[n], what is left out; only with duplicates: near
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
@@ -110,6 +111,8 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recip
     dropped. No filter depends on the sequence length, so the same conversations remain at every sequence length.
     """
     config = recipe.config
+    if accepted.contaminated is not None:  # first, so that no other conversation is left out because of them
+        accepted.drop(np.flatnonzero(accepted.samples.only_first(accepted.contaminated)), "contaminated")
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:

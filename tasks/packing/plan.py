@@ -9,7 +9,7 @@ Packing decisions depend only on lengths. All files are written to one folder, t
     index.arrow     the place of every accepted conversation
     rows.arrow      statistics of each row (storage/shards.py); not without packing
     rejects.jsonl   one line per rejected conversation
-    dropped.jsonl   one line per near-duplicate; only with duplicates: near
+    dropped.jsonl   one line per conversation that is cleaned away; only with duplicates: near or decontaminate
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
@@ -34,7 +34,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
-from packcorpus.tasks.packing.dropped import DROPPED, write_dropped
+from packcorpus.tasks.packing.dropped import DROPPED, contaminated_rows, evaluation_facts, overlaps_of, write_dropped
 from packcorpus.tasks.packing.ledger import (
     Account,
     Written,
@@ -108,7 +108,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         if now.file is before.file:
             bases[part] = bases[part - 1] + receipts[part - 1]["records"]
     tokens = TokenColumns(files, bases)
-    pieces = select_pieces(tokens, recipe)
+    overlaps = overlaps_of(receipts)
+    pieces = select_pieces(tokens, recipe, contaminated=contaminated_rows(overlaps, tokens, bases))
     early = [
         Rejected(part, bases[part] + record, code, text)  # by tokenization
         for part, receipt in enumerate(receipts)
@@ -124,7 +125,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     check_rejects(rejected, len(late), read, recipe, rejects_file)
     if recipe.config.lists_dropped:
         with atomic_file(folder / DROPPED) as out:
-            write_dropped(out, pieces.accepted, tokens, recipe)
+            write_dropped(out, overlaps, bases, pieces.accepted, tokens, recipe)
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
@@ -134,6 +135,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
     facts["sha256"] = {name: sha256_of(folder / name) for name in names}
+    if overlaps is not None:
+        facts["evaluation"] = evaluation_facts(recipe, receipts, overlaps)
     facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key, "token_files": recipe.token_keys}
     write_receipt(folder / "plan.json", facts)
     return facts
@@ -149,15 +152,19 @@ def discard_receipts(plan_folder: Path, damaged: Path, receipt: Path) -> Storage
     return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
 
-def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
+def select_pieces(
+    tokens: TokenColumns, recipe: Recipe, is_sample: bool = False, contaminated: np.ndarray | None = None
+) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
-    `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split.
+    `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split. `contaminated` is
+    as in Accepted.
     Raises DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
     accepted = accepted_of(tokens, config.validation)
+    accepted.contaminated = contaminated
     filter_conversations(accepted, tokens, recipe)
     pieces = cut_overlong(accepted, tokens, recipe)
     if not is_sample:

@@ -131,6 +131,8 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     require("packed conversations", seen.packed, ledger.conversations.packed)
     dropped = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
     require("dropped", seen.dropped(ALL_DROP_REASONS), dict(sorted(dropped.items())))
+    contaminated = ledger.conversations.dropped.get("contaminated", 0)
+    require("contaminated", sum(file.conversations for file in manifest.evaluation), contaminated)
     require("read", seen.count + reasons.total(), ledger.conversations.read)
     for number, facts in enumerate(manifest.sources):
         accepted = int(seen.accepted[number])
