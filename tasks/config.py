@@ -229,7 +229,7 @@ class Config(BaseModel):
 
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()
-    _has_old_words: bool = False
+    _old_words: tuple[str, ...] = ()
     # The config of a corpus that exists, perhaps of a version that did not know `unknown_markers`.
     _is_recorded: bool = False
 
@@ -373,9 +373,16 @@ class Config(BaseModel):
         "nothing is left out; token_share: shares of the trained tokens; large sources are downsampled, and "
         "nothing is repeated.",
     )
-    duplicates: Literal["keep", "drop"] = Field(
+    duplicates: Literal["keep", "exact", "near"] = Field(
         "keep",
-        description="drop: of conversations with the same content, even in different sources, only the first is kept.",
+        description="exact: of conversations with the same content, even in different sources, only the first is kept; "
+        "near: a conversation that is nearly the same as an earlier one is left out, too.",
+    )
+    decontaminate: Annotated[list[Annotated[str, Field(min_length=1)]], Key(("corpus",), if_set=True)] = Field(
+        default_factory=list,
+        description="Files of evaluation sets, such as [mmlu/*.jsonl, gsm8k_test.parquet, questions.txt]: a "
+        "conversation that has 13 words in a row of one of their items is left out and listed. Any format of a "
+        "source, or a .txt file with an item in each line.",
     )
     min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
@@ -578,9 +585,8 @@ class Config(BaseModel):
     @property
     def notes(self) -> list[str]:
         """Return lines about settings with former names or places."""
-        renamed = "config: `company` is now `neighbors`, and its value `apart` is `distinct`; the old words work, too"
         moved = f"config: {', '.join(self._moved)}: now a part of `advanced`; both places work"
-        return [renamed] * self._has_old_words + [moved] * bool(self._moved)
+        return [*self._old_words, *[moved] * bool(self._moved)]
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -655,6 +661,11 @@ class Config(BaseModel):
         return self.overlong == "split" and self.split_at == "turns"
 
     @property
+    def lists_dropped(self) -> bool:
+        """Return whether the corpus has a file that lists what the run cleaned away."""
+        return self.duplicates == "near" or bool(self.decontaminate)
+
+    @property
     def reads_loss_weights(self) -> bool:
         """Return whether token files contain the loss weights in the data."""
         return self.loss_weight in ("data", "both")
@@ -722,7 +733,10 @@ def config_from(values: dict[str, Any], where: str) -> Config:
     config = check_settings(Config, values, where)
     config._moved = tuple(name for name in with_current_names(values) if name in KEYS and KEYS[name].advanced)
     flat = values | (values.get("advanced") or {})
-    config._has_old_words = "company" in flat or flat.get("neighbors") == "apart"
+    neighbors = "config: `company` is now `neighbors`, and its value `apart` is `distinct`; the old words work, too"
+    duplicates = "config: `duplicates: drop` is now `duplicates: exact`; the old word works, too"
+    has_old_name = "company" in flat or flat.get("neighbors") == "apart"
+    config._old_words = (*[neighbors] * has_old_name, *[duplicates] * (flat.get("duplicates") == "drop"))
     return config
 
 

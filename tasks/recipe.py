@@ -38,6 +38,7 @@ from packcorpus.tasks.encoders.tokenizer_files import (
     open_encoder,
 )
 from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.evaluation_files import find_evaluation_files
 from packcorpus.tasks.sources.model import Part, SourceFile, found_layouts
 from packcorpus.tasks.sources.parts import find_parts
 from packcorpus.tasks.sources.unpack import may_be_far, packed
@@ -70,6 +71,7 @@ class Recipe:
 
     `files` are in the order of the config, and `parts` are in the order of the files. Another process receives neither,
     but everything that was derived from them. `commit` is that of a tokenizer on the Hub, if it was chosen before.
+    `evaluation` are the files of evaluation sets.
     """
 
     config: Config
@@ -78,6 +80,7 @@ class Recipe:
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
     commit: str = ""
+    evaluation: tuple[SourceFile, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (self._sent,)
@@ -86,7 +89,7 @@ class Recipe:
     def _sent(self) -> bytes:  # a few KB for any number of sources
         config = self.config.model_copy(update={"sources": []})
         derived = {name: getattr(self, name) for name in ("tokenizer_key", "texts_key", "corpus_key", "plan_key")}
-        derived |= {"shards": self.shards, "special": self.special}
+        derived |= {"shards": self.shards, "special": self.special, "evaluation": self.evaluation}
         return pickle.dumps(
             (config, self.folder.absolute(), sent_root(self.layout.root), self.tokenizer_commit, derived)
         )
@@ -287,7 +290,13 @@ class Recipe:
         template += [VERSIONS["jinja"]] * (uses_jinja or config.reasoning == "drop")
         template += [VERSIONS["developer"]] * any(map(knows_developer, self.template_sources.values()))
         content = config.in_key("tokens") | {"tokenizer": [self.tokenizer_digest, *special], "template": template}
+        if self.evaluation:
+            content["evaluation"] = [VERSIONS["evaluation"], *self._evaluation_content]
         return content | ({"loss_weight": "data"} if config.reads_loss_weights else {})
+
+    @property
+    def _evaluation_content(self) -> list[list[Any]]:
+        return [[file.sha256, file.container, file.compression, file.format] for file in self.evaluation]
 
     @cached_property
     def texts_key(self) -> str:
@@ -298,7 +307,8 @@ class Recipe:
     def corpus_key(self) -> str:
         sources, entries = [self._content(file) for file in self.files], [file.entry for file in self.files]
         digests = self.tokenizer_digest, self.template_sha256
-        return corpus_key(self.config.settings(), sources, entries, *digests, VERSIONS["corpus"])
+        evaluation = self._evaluation_content
+        return corpus_key(self.config.settings(), sources, entries, *digests, VERSIONS["corpus"], evaluation)
 
     # Shards
 
@@ -374,6 +384,8 @@ class Recipe:
             "sources": [file.name for file in self.files],
             "tokens": self.token_keys,
         }
+        if self.evaluation:
+            content["evaluation"] = [file.name for file in self.evaluation]
         return key_of("plan", content)
 
 
@@ -447,7 +459,8 @@ def recipe_of(
         if file.name.encode("utf-8", "ignore").decode() != file.name:
             raise UsageError("bad_file_name", f"{file.name!a}: the file name is not UTF-8; rename the file")
     files, parts = tuple(file for file, _ in found), tuple(part for _, parts in found for part in parts)
-    recipe = Recipe(config, folder, layout, files, parts, commit)
+    evaluation = find_evaluation_files(config.decontaminate, folder, layout)
+    recipe = Recipe(config, folder, layout, files, parts, commit, evaluation)
     _check_recorded(recipe)
     return recipe
 

@@ -199,6 +199,7 @@ class TokenizePart(Work):
         return replace(self, key=recipe.tokens_key(self.part), engines=engines, ranges=ranges)
 
     def run(self) -> dict[str, Any]:
+        from packcorpus.tasks.tokenization.decontamination import evaluation_of
         from packcorpus.tasks.tokenization.tokenize_part import tokenize_part
 
         if self.engines is None:
@@ -217,8 +218,10 @@ class TokenizePart(Work):
         if recipe.template.engines and not self.engines.uses_minijinja:
             recipe.template.engines.use_jinja2()
         file, receipt_file = self.outputs()
+        evaluation = evaluation_of(recipe)
         with self._at_hand() as part:
-            tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file)
+            words = (part, encoder, recipe.template, recipe.config, file, receipt_file, evaluation)
+            tokenize = partial(tokenize_part, *words)
             receipt = tokenize()
             # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
             if {"rendering", "rendering_differs"} <= receipt.keys():

@@ -32,7 +32,7 @@ from packcorpus.tasks.config import (
 from packcorpus.tasks.core.errors import InputMissing, PackError, UsageError
 from packcorpus.tasks.core.yaml_settings import parse_settings
 from packcorpus.tasks.sources.model import Source
-from packcorpus.tasks.storage.keys import ONE_PLAN
+from packcorpus.tasks.storage.keys import ONE_PLAN, corpus_key
 from packcorpus.tasks.templates.sections import ALL_SECTIONS, Sections, sections_of_config
 
 DEFAULTS = {
@@ -55,6 +55,7 @@ DEFAULTS = {
     "max_rejects": 0.01,
     "weighting": "repeat",
     "duplicates": "keep",
+    "decontaminate": [],
     "min_tokens": None,
     "max_tokens": None,
     "min_turns": None,
@@ -158,7 +159,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "validation_by": "prompt",
         "max_rejects": 1,
         "weighting": "token_share",
-        "duplicates": "drop",
+        "duplicates": "exact",
+        "decontaminate": ["mmlu/*.jsonl"],
         "min_tokens": 2,
         "max_tokens": 500,
         "min_turns": 1,
@@ -293,6 +295,16 @@ def test_neighbors_are_accepted_by_their_former_words_with_a_note(line: str, tmp
     both = refusal(tmp_path, "sources: x.jsonl\ncompany: apart\nneighbors: distinct\n")
     assert both.endswith("\n  neighbors and company are the same setting; keep only neighbors")
     assert "  neighbors: must be " in refusal(tmp_path, "sources: x.jsonl\ncompany: alike\n")
+
+
+@pytest.mark.parametrize("line", ["duplicates: drop", "duplicates: exact"])
+def test_duplicates_are_accepted_by_their_former_word_with_a_note(line: str, tmp_path: Path) -> None:
+    config = load(tmp_path, f"sources: x.jsonl\n{line}\n")
+    note = "config: `duplicates: drop` is now `duplicates: exact`; the old word works, too"
+    assert config.duplicates == config.settings()["duplicates"] == "exact"
+    assert config.notes == [note] * line.endswith("drop")
+    key = corpus_key(config.settings(), [], [], "", "")
+    assert key == corpus_key(config.settings() | {"duplicates": "drop"}, [], [], "", ""), "the key of earlier versions"
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
@@ -531,7 +543,7 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
             "weighting: subsample",
             "sources[0].weight: 1.5 is above 1, but 1 already keeps all of x.jsonl; to pack",
         ),
-        ("duplicates: true", "duplicates: must be 'keep' or 'drop', found true"),
+        ("duplicates: true", "duplicates: must be 'keep', 'exact' or 'near', found true"),
     ],
 )
 def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def pieces_of(manifest: Path, split: str = "train") -> dict[int, list[tuple[np.n
             "turns": st.sampled_from(["apart", "together"]),
             "validation": st.just(0.25),
             "epochs": st.just(2),
-            "duplicates": st.just("drop"),
+            "duplicates": st.just("exact"),
             "train_on": st.sampled_from(["assistant", "last"]),
             "sources": st.sampled_from(
                 [[{"path": "chat.jsonl", "weight": 2.5}], [{"path": "chat.jsonl", "limit": 20}]]

@@ -37,7 +37,7 @@ from packcorpus.tasks.verification.verify import verify
 RECORDS = conversations(60, seed=3, longest=6)
 RECORDS += RECORDS[:6]
 SETTINGS: dict[str, Any] = {
-    "validation": 0.2, "duplicates": "drop", "sequence_length": 48, "max_rejects": 1.0, "epochs": 2,
+    "validation": 0.2, "duplicates": "exact", "sequence_length": 48, "max_rejects": 1.0, "epochs": 2,
     "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 50}],
 }  # fmt: skip
 ROLES = ("user", "assistant")

@@ -27,6 +27,7 @@ from packcorpus.tasks.corpus.summary import (
     content_notes,
     content_tokens,
     conversation_facts,
+    explain_evaluation,
     explain_losses,
     fit_to_width,
     held_out_notes,
@@ -68,12 +69,14 @@ def show_overview(overview: Overview, console: Console) -> None:
     print_ledger(manifest.ledger, settings, manifest.packing_metadata.rows, console)
     if sum(manifest.ledger.conversations.rejected.values()):
         print_remark("rejects.jsonl in the corpus lists each rejected conversation", console)
+    if any(file.path == "dropped.jsonl" and file.bytes for file in manifest.files):
+        print_remark("dropped.jsonl in the corpus lists what was cleaned away, with the places of its like", console)
     if facts := packing_facts(manifest):
         heading(console, "Packing", manifest.packing_metadata.algorithm)
         print_facts(facts, console)
     _print_splits(manifest, console)
     print_remark(waiting_line(overview.waiting, settings.get("balance")), console)
-    lines = [*content_notes(manifest.ledger, settings)]
+    lines = [*content_notes(manifest.ledger, settings), *explain_evaluation(manifest)]
     lines += held_out_notes(manifest.held_out, manifest.ledger, settings)
     if lines or noticed_facts(manifest.noticed) or manifest.noticed.keys() & NOTICED_NAMES:
         heading(console, "Noticed")

@@ -1,6 +1,7 @@
 """Write the corpus folder: shards first, then the other files, the manifest last.
 
 data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rows.arrow, rejects.jsonl, tokenizer/,
+                               dropped.jsonl (if something is cleaned away),
                                template.jinja (for a Jinja template), tool_use.jinja (if it is only for
                                conversations without tools), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
@@ -25,6 +26,7 @@ from packcorpus.tasks.core.printable import counted, lengths_in_words, printable
 from packcorpus.tasks.corpus.shards import Weighting, write_conversations, write_shard
 from packcorpus.tasks.corpus.summary import TRAINED_TURNS, mixture_table
 from packcorpus.tasks.encoders.tokenizer_files import joined_sha256
+from packcorpus.tasks.packing.dropped import DROPPED
 from packcorpus.tasks.packing.plan import discard_receipts, plan_files
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.facts import FileFacts, Ledger
@@ -39,7 +41,7 @@ from packcorpus.tasks.templates.sections import explain_sections, sections_of_co
 
 CARD = "README.md"  # the dataset card
 
-COPIED = ("index.arrow", ROWS, "rejects.jsonl")  # files of the plan that are part of the corpus
+COPIED = ("index.arrow", ROWS, "rejects.jsonl", DROPPED)  # files of the plan that are part of the corpus
 
 
 def write_planned_shard(
@@ -194,6 +196,7 @@ def build_manifest(
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],
         "mixture": plan["mixture"],
+        **({"evaluation": plan["evaluation"]} if recipe.evaluation else {}),
         "ledger": ledger.model_dump(),
         **({"held_out": plan["held_out"]} if "held_out" in plan else {}),
         "noticed": plan["noticed"] | ({"undefined_names": undefined} if undefined else {}),

@@ -51,6 +51,8 @@ DROPPED = {
     "min_turns": "fewer turns than min_turns",
     "max_turns": "more turns than max_turns",
     "duplicate": "duplicate of another conversation",
+    "near_duplicate": "near-duplicate of another conversation",
+    "contaminated": "overlap with an evaluation set",
     "limit": "over the limit of its source",
     "weight": "left out by the weight of its source",
     "no_trained_tokens": "no token to train on",
@@ -231,6 +233,8 @@ def notes(manifest: Manifest) -> Iterator[Note]:
     yield from (
         Note(line, "held_out", **of_split) for line in held_out_notes(manifest.held_out, ledger, manifest.config)
     )
+    files = [file.model_dump() for file in manifest.evaluation]
+    yield from (Note(line, "evaluation", files=files) for line in explain_evaluation(manifest))
     said = (fact for fact in noticed_facts(noticed) if fact.name in ("empty_prompts", "without_key"))
     yield from (Note(sentence(fact), fact.name, count=noticed[fact.name]) for fact in said)
     for line in explain_undefined(manifest.undefined_names):
@@ -247,6 +251,17 @@ def notes(manifest: Manifest) -> Iterator[Note]:
     figures |= {"dropped": ledger.conversations.dropped, "tokens_truncated": ledger.tokens.truncated}
     figures |= {"tokens_dropped": ledger.tokens.dropped}
     yield from (Note(line, "overlong", **figures) for line in explain_overlong(ledger, manifest.config))
+
+
+def explain_evaluation(manifest: Manifest) -> Iterator[str]:
+    """Yield a line for each file of an evaluation set."""
+    for file in manifest.evaluation:
+        missed = f"; {counted(file.unmatched, 'item')} cannot be found: too few words of their own"
+        unmatched = missed * bool(file.unmatched)
+        yield (
+            f"decontaminate: {counted(file.conversations, 'conversation')} left out that overlap with one of "
+            f"{counted(file.items, 'item')} of {printable(file.path)}{unmatched}"
+        )
 
 
 def percent(part: float, whole: float) -> str:
@@ -325,9 +340,9 @@ def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool =
         has, is_packed, them = ("has", "is", "it") if duplicates == 1 else ("have", "are", "them")
         yield (
             f"duplicates: {'at least about ' * is_sample}{count} {has} the same content as another one and "
-            f"{is_packed} packed again; to leave {them} out, set  duplicates: drop"
+            f"{is_packed} packed again; to leave {them} out, set  duplicates: exact"
         )
-    if is_sample and (duplicates or settings.get("duplicates") == "drop"):
+    if is_sample and (duplicates or settings.get("duplicates") in ("exact", "near")):
         yield "duplicates are only found within the sample, so there may be more; the run counts them exactly"
 
 

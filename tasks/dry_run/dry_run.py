@@ -40,6 +40,7 @@ from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.digests import DigestCache
+from packcorpus.tasks.sources.evaluation_files import find_evaluation_files
 from packcorpus.tasks.sources.source_files import find_files
 from packcorpus.tasks.storage.facts import HeldOutFacts, Ledger, MixtureFacts
 from packcorpus.tasks.storage.layout import SPLITS, Layout, kind_of
@@ -64,7 +65,8 @@ def predict(
     cache = DigestCache(layout.digests(), only_read=True)
     files = find_files(config.sources, folder, layout, cache=cache, group_key=config.group_key)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
-        recipe = Recipe(config, folder, layout, tuple(files), ())
+        evaluation = find_evaluation_files(config.decontaminate, folder, layout)
+        recipe = Recipe(config, folder, layout, tuple(files), (), evaluation=evaluation)
         recipe, encoder, samples, unlike = open_samples(recipe, budget, Path(scratch))
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]

@@ -24,6 +24,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.encoders.auto_tokenizer import compare, is_installed
 from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
+from packcorpus.tasks.packing.dropped import contaminated_rows, overlaps_of
 from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import Account, take_account
 from packcorpus.tasks.packing.mixture import mix
@@ -37,6 +38,7 @@ from packcorpus.tasks.sources.sample_files import Sample, sample_files
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code, tokens_schema
 from packcorpus.tasks.storage.token_files import TokenColumns
 from packcorpus.tasks.tokenization.checks import HARD, LONGEST, difference, hard_tokens
+from packcorpus.tasks.tokenization.decontamination import evaluation_of
 from packcorpus.tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
 from packcorpus.tasks.tokenization.tokenize_part import COUNTS, tokenize_records
 from packcorpus.tasks.tokenization.train_tokenizer import train_model
@@ -147,7 +149,9 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
 
     with pa.ipc.new_file(out, schema) as writer:
         blocks = [(range(len(records)), (record.value for record in records))]
-        rejects = tokenize_records(blocks, preparer, encoder, schema, writer.write_batch, receipt, where)
+        rejects = tokenize_records(
+            blocks, preparer, encoder, schema, writer.write_batch, receipt, where, evaluation_of(recipe)
+        )
     file, seconds = out.getvalue(), time.process_time() - start
     text = np.empty(0, np.int64)
     if not config.packing:
@@ -203,6 +207,9 @@ class Repeated(TokenColumns):
 
     def tokens(self, conversation: int) -> np.ndarray:
         return self._tokens.tokens(int(self.rows[conversation]))
+
+    def distinct(self) -> tuple[TokenColumns, np.ndarray | None]:
+        return self._tokens, self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +273,10 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
     recipe = replace(recipe, config=config, files=files, parts=tuple(Part(file, 0, file.bytes, "") for file in files))
     tokens = TokenColumns([each.file for each in sampled], [0] * len(sampled))
     repeated = Repeated(tokens, times)
-    pieces, empty = select_pieces(repeated, recipe, is_sample=not whole), ""
+    contaminated = contaminated_rows(overlaps_of([each.counts for each in sampled]), tokens, [0] * len(sampled))
+    if contaminated is not None:
+        contaminated = contaminated[repeated.rows]
+    pieces, empty = select_pieces(repeated, recipe, is_sample=not whole, contaminated=contaminated), ""
     reason = pieces.accepted.reason.copy()
     try:
         pieces = mix(pieces, repeated, recipe)

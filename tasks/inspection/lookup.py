@@ -106,14 +106,18 @@ def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int)
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
-    facts = listed_file(manifest, folder, "rejects.jsonl")
+    yield from _read_list(manifest, folder, "rejects.jsonl")
+
+
+def _read_list(manifest: Manifest, folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    facts = listed_file(manifest, folder, name)
     check_unchanged(folder, facts)
     where = folder / facts.path
     with where.open("rb") as lines:
         for line in lines:
             with reading(where, folder):
-                reject = orjson.loads(line)
-            yield reject
+                record = orjson.loads(line)
+            yield record
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
@@ -133,6 +137,15 @@ def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Plac
     """Return the conversation kept instead of a duplicate; None if it was rejected."""
     places = _search(manifest, folder, {"digest": duplicate["digest"]})
     return next((place for place in places if place["dropped"] != "duplicate"), None)
+
+
+def listed_drop(manifest: Manifest, folder: Path, place: Place) -> dict[str, Any]:
+    """Return the record of dropped.jsonl about a conversation. Raises DataError."""
+    source = manifest.sources[place["source"]].path
+    for drop in _read_list(manifest, folder, "dropped.jsonl"):
+        if drop["source"] == source and drop.get("line", drop.get("record")) == place["record"]:
+            return drop
+    raise DataError("bad_index", f"{folder / 'dropped.jsonl'}: {source}:{place['record']} is missing")
 
 
 def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:

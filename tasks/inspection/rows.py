@@ -24,6 +24,7 @@ from packcorpus.tasks.inspection.lookup import (
     Place,
     find_row,
     kept_in_place_of,
+    listed_drop,
     origin,
     pieces_in_row,
     row_number,
@@ -161,6 +162,16 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
         if kept is None:
             return "duplicate of an earlier conversation, which was rejected"
         return f"duplicate of {origin(manifest, kept)} (#{kept['number']:,})"
+    if reason == "contaminated":
+        listed = listed_drop(manifest, folder, place)
+        item = listed["item"]
+        where = f"{printable(item['source'])}:{item.get('line', item.get('record'))}"
+        return f"overlaps with {where} of an evaluation set: {printable(listed['text'])}"
+    if reason == "near_duplicate":
+        listed = listed_drop(manifest, folder, place)
+        kept, similarity = listed["kept"], listed["similarity"]
+        where = f"{printable(kept['source'])}:{kept.get('line', kept.get('record'))}"
+        return f"near-duplicate of {where}: {100 * similarity:.0f} % of their runs of tokens are the same"
     entry = manifest.mixture[manifest.sources[place["source"]].entry]
     if reason == "limit":
         return f"over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"

@@ -20,7 +20,7 @@ from packcorpus.tasks.packing.placement import Bound
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.facts import Ledger
 from packcorpus.tasks.storage.layout import SPLITS, first_packing
-from packcorpus.tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
+from packcorpus.tasks.storage.schemas import ALL_DROP_REASONS, REJECTED
 from packcorpus.tasks.storage.token_files import TokenColumns
 from packcorpus.tasks.tokenization.tokenize_part import (
     APART,
@@ -132,7 +132,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
     samples = None
     if accepted.samples.several:
         counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
-        dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
+        dropped = zip(ALL_DROP_REASONS, counts[1:], strict=False)
         samples = {
             "read": len(accepted.reason),
             "packed": counts[0],
@@ -187,7 +187,7 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
         ends += np.bincount(outcomes[chunk], minlength=len(ends))
         lost.tokens_rejected += int(encoded[reasons == REJECTED].sum())
         lost.tokens_dropped += int(encoded[(reasons > 0) & (reasons != REJECTED)].sum())
-    dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
+    dropped = dict(zip(ALL_DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.reason[pieces.cut_of] == 0
     of, (first, taken, _, trained, repeated, inside) = pieces.cut_of[stays], pieces.cuts[stays].T

@@ -108,14 +108,14 @@ def directions_of(tokens: TokenColumns) -> np.ndarray:
     """
     counts = np.zeros(SLOTS, np.int64)
     for _, _, values in tokens.contents():
-        counts += np.bincount(_ids(values) & (SLOTS - 1), minlength=SLOTS)
+        counts += np.bincount(ids_of(values) & (SLOTS - 1), minlength=SLOTS)
     # The number of bits is an integer logarithm. An id seen once is similar to nothing.
     weights = np.frexp(float(counts.sum() // COMMON))[1] - np.frexp(counts.astype(np.float64))[1]
     weights = np.where(counts > 1, weights.clip(min=0), 0).astype(np.int32)
     signs = hashes(np.arange(SLOTS))
     directions = np.zeros((tokens.edges[-1], AXES), np.int8)
     for first, offsets, values in tokens.contents():
-        slots = _ids(values) & (SLOTS - 1)
+        slots = ids_of(values) & (SLOTS - 1)
         weight, sign = weights[slots], signs[slots].astype(np.uint32).view(np.int32)
         sums = np.empty((len(offsets) - 1, AXES), np.float64)
         for axis in range(AXES):
@@ -238,7 +238,7 @@ def labels_of(tokens: TokenColumns) -> np.ndarray:
     return labels
 
 
-def _ids(values: np.ndarray) -> np.ndarray:
+def ids_of(values: np.ndarray) -> np.ndarray:
     """Return the ids of tokens, whether they are trained or not."""
     return values ^ (values >> 31)
 
@@ -250,7 +250,7 @@ def _runs(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     count = max(0, len(values) - RUN + 1)
-    ids, runs = _ids(values).astype(np.uint64), np.zeros(count, np.uint64)
+    ids, runs = ids_of(values).astype(np.uint64), np.zeros(count, np.uint64)
     for number in range(RUN):
         runs = hashes(runs ^ ids[number : number + count])
     inside = owners[:count] == owners[len(owners) - count :]

@@ -31,6 +31,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
 from packcorpus.tasks.packing.held_out import HeldOut, is_of_validation
+from packcorpus.tasks.packing.near_duplicates import find_near_duplicates
 from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
@@ -53,6 +54,8 @@ class Accepted:
     reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
     samples: Samples = field(default_factory=Samples)
     fixed: np.ndarray | None = None  # bool, it cannot change sides; None if all can
+    contaminated: np.ndarray | None = None  # bool, whether its conversation overlaps with an evaluation set
+    near: np.ndarray | None = None  # near_duplicates.NEAR[n], what is left out; only with duplicates: near
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
         """Return the part of each conversation, int64."""
@@ -105,6 +108,8 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recip
     dropped. No filter depends on the sequence length, so the same conversations remain at every sequence length.
     """
     config = recipe.config
+    if accepted.contaminated is not None:  # first, so that no other conversation is left out because of them
+        accepted.drop(np.flatnonzero(accepted.samples.only_first(accepted.contaminated)), "contaminated")
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
@@ -114,7 +119,7 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recip
             accepted.reason[(values < least) & (accepted.reason == 0)] = drop_code(f"min_{name}")
         if most is not None:
             accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
-    if config.duplicates == "drop":
+    if config.duplicates != "keep":
         # Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
         # conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
         # contents are always in the same split. The first of the remaining conversations stays, but one of a source
@@ -125,6 +130,21 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, recipe: Recip
         order = order[accepted.left()[order]]
         same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
         accepted.drop(order[1:][same], "duplicate")
+    if config.duplicates == "near":
+        _drop_near_duplicates(accepted, tokens, recipe)
+
+
+def _drop_near_duplicates(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> None:
+    """Set `accepted.reason` of near-duplicates, and `accepted.near`."""
+    stays, samples = accepted.left(), accepted.samples
+    once, rows = tokens.distinct()
+    if rows is not None:  # a conversation is not a near-duplicate of its repetition
+        is_left = np.zeros(once.edges[-1], np.bool_)
+        is_left[rows[stays]] = True
+        stays, samples = is_left, Samples.of(once)
+    accepted.near = find_near_duplicates(once, stays, samples, recipe.encoder)
+    near = accepted.near["conversation"]
+    accepted.drop(near if rows is None else np.flatnonzero(np.isin(rows, near)), "near_duplicate")
 
 
 class Cut(NamedTuple):

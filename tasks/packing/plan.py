@@ -9,6 +9,7 @@ Packing decisions depend only on lengths. All files are written to one folder, t
     index.arrow     the place of every accepted conversation
     rows.arrow      statistics of each row (storage/shards.py); not without packing
     rejects.jsonl   one line per rejected conversation
+    dropped.jsonl   one line per conversation that is cleaned away; only with duplicates: near or decontaminate
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
@@ -34,6 +35,7 @@ from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.packing.balance import put_in_order, statistics_of
+from packcorpus.tasks.packing.dropped import DROPPED, contaminated_rows, evaluation_facts, overlaps_of, write_dropped
 from packcorpus.tasks.packing.held_out import check_group_key, check_sides, hold_out, hold_out_at_least_one
 from packcorpus.tasks.packing.leaks import count_leaks
 from packcorpus.tasks.packing.ledger import (
@@ -59,6 +61,7 @@ from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
 from packcorpus.tasks.storage.schemas import (
+    ALL_DROP_REASONS,
     DROP_REASONS,
     REJECTED,
     ROWS_SCHEMA,
@@ -85,7 +88,7 @@ INDEX_BATCH = 1 << 16
 
 def plan_files(config: Config) -> tuple[str, ...]:
     """Return the names of the files of a plan, without its receipt."""
-    return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl")
+    return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl", *[DROPPED] * config.lists_dropped)
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -109,7 +112,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         if now.file is before.file:
             bases[part] = bases[part - 1] + receipts[part - 1]["records"]
     tokens = TokenColumns(files, bases)
-    pieces = select_pieces(tokens, recipe)
+    overlaps = overlaps_of(receipts)
+    pieces = select_pieces(tokens, recipe, contaminated=contaminated_rows(overlaps, tokens, bases))
     early = [
         Rejected(part, bases[part] + record, code, text)  # by tokenization
         for part, receipt in enumerate(receipts)
@@ -123,6 +127,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         write_rejects(out, sorted([*early, *late], key=lambda reject: (reject.part, reject.record)), recipe)
     rejected = Counter(reject.reason for reject in (*early, *late))
     check_rejects(rejected, len(late), read, recipe, rejects_file)
+    if recipe.config.lists_dropped:
+        with atomic_file(folder / DROPPED) as out:
+            write_dropped(out, overlaps, bases, pieces.accepted, tokens, recipe)
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
@@ -134,6 +141,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
     facts["sha256"] = {name: sha256_of(folder / name) for name in names}
+    if overlaps is not None:
+        facts["evaluation"] = evaluation_facts(recipe, receipts, overlaps)
     facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key, "token_files": recipe.token_keys}
     write_receipt(folder / "plan.json", facts)
     return facts
@@ -149,15 +158,19 @@ def discard_receipts(plan_folder: Path, damaged: Path, receipt: Path) -> Storage
     return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
 
-def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
+def select_pieces(
+    tokens: TokenColumns, recipe: Recipe, is_sample: bool = False, contaminated: np.ndarray | None = None
+) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
-    `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split.
+    `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split. `contaminated` is
+    as in Accepted.
     Raises DataError if a conversation is too long and `overlong` is error, or if it is in sources of both splits.
     """
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
     accepted = accepted_of(tokens, hold_out(tokens, recipe))
+    accepted.contaminated = contaminated
     filter_conversations(accepted, tokens, recipe)
     pieces, stays = cut_overlong(accepted, tokens, recipe), accepted.reason == 0
     check_sides(accepted.held_out, stays, tokens, recipe)
@@ -314,6 +327,9 @@ def _write_index(
     accepted, config, several = pieces.accepted, recipe.config, pieces.accepted.samples.several
     sources, split_names = source_numbers(recipe), config.rows.split_names(config.epochs)
     firsts = np.cumsum([0, *(recipe.shards[split] for split in placed.rows_of_splits)])
+    reasons: tuple[str, ...] = SAMPLE_DROP_REASONS if several else DROP_REASONS
+    if config.lists_dropped:
+        reasons = ALL_DROP_REASONS
     numbers = np.array([split_names.index(split) for split in placed.rows_of_splits], np.int8)
 
     def write(chosen: slice, left_out: np.ndarray) -> None:
@@ -355,7 +371,7 @@ def _write_index(
             column(of.closed, none),
             to_arrow(stored("turns")),
             to_arrow(stored("digest")),
-            names(reason, SAMPLE_DROP_REASONS if several else DROP_REASONS),
+            names(reason, reasons),
         ]
         columns += [to_arrow(stored("turn"))] if several else []
         columns += [column(of.repeated, none)] if config.splits_at_turns else []

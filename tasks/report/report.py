@@ -171,8 +171,9 @@ class Step(NamedTuple):
 
 # Steps between accepted and packed, in order, with their reasons in the ledger.
 DROPPING = (
+    ("after decontamination", ("contaminated",)),
     ("after filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
-    ("after deduplication", ("duplicate",)),
+    ("after deduplication", ("duplicate", "near_duplicate")),
     ("after removing overlong conversations", ("too_long",)),
     ("after source limits", ("limit",)),
     ("after weights", ("weight",)),

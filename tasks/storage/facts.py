@@ -126,6 +126,27 @@ class SourceFacts(Facts):
         return [self.sha256, self.container, self.compression, self.format, columns, *[unusual] * bool(unusual)]
 
 
+class EvaluationFacts(Facts):
+    """One file of the evaluation sets in `decontaminate`."""
+
+    path: str
+    container: str
+    compression: str
+    format: str
+    bytes: int
+    sha256: str = SHA256
+    items: int
+    unmatched: int = Field(
+        description="Items that no conversation can overlap with, because they have too few words of their own."
+    )
+    conversations: int = Field(description="Conversations that were left out because they overlap with an item.")
+
+    @property
+    def content(self) -> list[Any]:
+        """Return everything that determines its items, as it is in the corpus key."""
+        return [self.sha256, self.container, self.compression, self.format]
+
+
 class MixtureFacts(Facts):
     """The contribution of one entry of `sources` to one pass over the training split."""
 

@@ -16,6 +16,7 @@ Each key contains the version of its stage. Raise this version when you change t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -29,7 +30,11 @@ import orjson
 # in the keys of tokens and engines of corpora that use one of them.
 # developer: the role developer in Jinja templates that know it. This version is only in the keys of tokens and engines
 # of corpora that use such a template.
-VERSIONS = {"tokenizer": 1, "tokens": 14, "jinja": 7, "developer": 1, "texts": 9, "engine": 5, "plan": 6, "corpus": 11}
+# evaluation: what is an overlap with an evaluation set; only in the keys of tokens and corpora with `decontaminate`.
+VERSIONS = {
+    "tokenizer": 1, "tokens": 14, "jinja": 7, "developer": 1, "evaluation": 1, "texts": 9, "engine": 5, "plan": 6,
+    "corpus": 11,
+}  # fmt: skip
 
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11
@@ -50,7 +55,7 @@ def format_version_of(settings: dict[str, Any]) -> str:
 
 # Settings that locate or name something. The corpus key contains digests of the content instead, and no byte of a shard
 # depends on the name.
-KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
+KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template", "decontaminate")
 
 # Recorded in every manifest as `plan_group`, a setting of earlier versions that divided larger corpora into several
 # plans. It is in the key, so that corpora with one plan keep their keys.
@@ -63,7 +68,7 @@ RELATIVE = ("proportions", "token_share")
 
 # Renamed settings and values, with the names that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence", "neighbors": "company"}
-KEY_VALUES = {("neighbors", "distinct"): "apart"}
+KEY_VALUES = {("neighbors", "distinct"): "apart", ("duplicates", "exact"): "drop"}
 
 
 def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
@@ -100,12 +105,14 @@ def corpus_key(
     tokenizer: str,
     template: str,
     version: int = 0,
+    evaluation: Sequence[list[Any]] = (),
 ) -> str:
     """Return the key of a corpus.
 
     The arguments come from a recipe, or from the parts of the recipe that a manifest repeats. `settings` are the
     settings that affect the output. A source is its digest, container, compression, format, and columns; `entries` has
-    the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
+    the index of its entry in the config's `sources`. `tokenizer` and `template` are digests. A file of `evaluation` is
+    its digest, container, compression, and format.
     """
     content = dict(_in_key(*setting) for setting in settings.items() if setting[0] not in KEYED_BY_CONTENT)
     content |= {"format_version": format_version_of(settings), "sources": sources}
@@ -116,4 +123,6 @@ def corpus_key(
         content["mixture"] = mixture
     if any(splits := [source.get("split") for source in given]):
         content["splits"] = splits
+    if evaluation:
+        content["evaluation"] = [VERSIONS["evaluation"], *evaluation]
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

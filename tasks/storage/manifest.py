@@ -24,6 +24,7 @@ from packcorpus.tasks.core.errors import DataError, InputMissing, StorageError
 from packcorpus.tasks.core.printable import named_at
 from packcorpus.tasks.storage.facts import (
     SHA256,
+    EvaluationFacts,
     Facts,
     FileFacts,
     HeldOutFacts,
@@ -62,6 +63,9 @@ class Manifest(Facts):
     seed: int
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
+    evaluation: list[EvaluationFacts] = Field(
+        default_factory=list, description="The files of `decontaminate`, in order; absent without it."
+    )
     ledger: Ledger
     held_out: HeldOutFacts | None = Field(
         None, description="Absent if nothing is held out, and in manifests of earlier versions."
@@ -232,7 +236,8 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
         yield f" ({name} is listed twice)"
     sources, entries = [source.content for source in manifest.sources], [source.entry for source in manifest.sources]
     digests = manifest.tokenizer.digest, manifest.template.sha256
-    if corpus_key(manifest.config, sources, entries, *digests, manifest.key_version) != manifest.key:
+    evaluation = [file.content for file in manifest.evaluation]
+    if corpus_key(manifest.config, sources, entries, *digests, manifest.key_version, evaluation) != manifest.key:
         yield " (its key does not match its settings and sources)"
     for name, once, again in _repeated_values(manifest):
         if once != again:

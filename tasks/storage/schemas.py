@@ -105,12 +105,16 @@ DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns"
 # with trained tokens.
 SAMPLE_DROP_REASONS = (*DROP_REASONS, "no_trained_tokens")
 
+# All reasons, in the order of their codes. Only an index of a corpus that is cleaned names the last two, so the index
+# of any other corpus stays the same.
+ALL_DROP_REASONS = (*SAMPLE_DROP_REASONS, "near_duplicate", "contaminated")
+
 REJECTED = 255  # in Accepted.reason: no trained token is left
 
 
 def drop_code(reason: str) -> int:
     """Return the number of a reason in Accepted.reason; 0 is a sample that stays."""
-    return SAMPLE_DROP_REASONS.index(reason) + 1
+    return ALL_DROP_REASONS.index(reason) + 1
 
 
 IGNORED = -100

@@ -255,12 +255,33 @@ class TokenColumns:
             offsets = to_numpy(tokens.offsets)
             yield first, offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
 
+    def contents_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets and the tokens of some conversations, as `contents` does.
+
+        `rows` are ascending.
+        """
+        lengths, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        for part, (before, after) in enumerate(pairwise(np.searchsorted(rows, self.edges).tolist())):
+            if before < after:
+                column = self._open(part).table(0).column("tokens")
+                for chunk in column.take(to_arrow(rows[before:after] - self.edges[part])).chunks:
+                    lengths.append(np.diff(to_numpy(chunk.offsets)))
+                    values.append(to_numpy(chunk.flatten()))
+        return offsets_of(np.concatenate(lengths)), np.concatenate(values)
+
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         """Yield first conversations and values of a column, a few thousand at a time."""
         for part, first in enumerate(self.edges[:-1]):
             for chunk in self._open(part).table(0).column(name).chunks:
                 yield first, chunk
                 first += len(chunk)
+
+    def distinct(self) -> tuple[TokenColumns, np.ndarray | None]:
+        """Return the columns without repetitions, and the row there of each one here.
+
+        The rows are None if they are the same.
+        """
+        return self, None
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the part of each conversation and its row in that token file, int64."""

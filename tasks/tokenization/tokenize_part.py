@@ -31,6 +31,7 @@ from packcorpus.tasks.sources.parts import PartReader, place_of
 from packcorpus.tasks.storage.files import atomic_file, write_receipt
 from packcorpus.tasks.storage.schemas import offsets_of, to_arrow, tokens_schema
 from packcorpus.tasks.templates.spans import TEXT, Template
+from packcorpus.tasks.tokenization.decontamination import Evaluation
 from packcorpus.tasks.tokenization.prepare import Preparer, unused_keys_of
 from packcorpus.tasks.tokenization.samples import Prepared, count_content_tokens, merged, unknown_markers_in
 
@@ -45,6 +46,10 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 # Trained answers with reasoning, and those for which the template writes an empty block of reasoning; only if there are
 # any. For each, the field of `TokenLayout`.
 ANSWERS = {"reasoned_answers": "reasoned", "empty_reasoning": "closed"}
+
+# The conversations that overlap with an evaluation set, only with `decontaminate`: the number of the record, and an
+# Overlap.
+CONTAMINATED = "contaminated"
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
 # results without a call, conversations that call a tool without a definition, and conversations without the key that
@@ -75,6 +80,7 @@ def tokenize_part(
     config: Config,
     token_file: Path,
     receipt_file: Path,
+    evaluation: Evaluation | None = None,
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
@@ -104,7 +110,7 @@ def tokenize_part(
         with atomic_file(token_file, "xxh3") as out:
             with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
                 write = writer.write_batch
-                rejects = tokenize_records(blocks(), preparer, encoder, schema, write, receipt, where)
+                rejects = tokenize_records(blocks(), preparer, encoder, schema, write, receipt, where, evaluation)
             for name, count in reader.unread.items():
                 unused.add_column(name, count)
             receipt["conversations"] = receipt["accepted"] + len(rejects)
@@ -133,17 +139,24 @@ def tokenize_records(
     write: Callable[[pa.RecordBatch], None],
     receipt: dict[str, Any],
     place: Callable[[int], str],
+    evaluation: Evaluation | None = None,
 ) -> list[tuple[int, str, str]]:
     """Tokenize records, and return the number, reason, and message of each reject.
 
-    `blocks` are the numbers and the values of records. The counts of `receipt` are increased. Raises PackError,
-    which names the place of the record.
+    `blocks` are the numbers and the values of records. The counts of `receipt` are increased, and with `evaluation`, it
+    lists the conversations that overlap with its items. Raises PackError, which names the place of the record.
     """
     rejects: list[tuple[int, str, str]] = []
+    if evaluation:
+        receipt |= {"evaluation": evaluation.counts, CONTAMINATED: []}
 
     def flush(batch: Batch) -> None:
         if batch.records and (encoded := batch.encode(schema)):
             write(encoded)
+        if evaluation and batch.records:
+            texts = batch.texts_of_records()
+            found, numbers = evaluation.overlaps([*texts.values()]), [*texts]
+            receipt[CONTAMINATED] += [[numbers[n], *overlap] for n, overlap in found.items()]
         rejects.extend((number, reject.reason, reject.message) for number, reject in batch.rejects)
 
     batch = Batch(encoder, receipt, place)
@@ -187,6 +200,16 @@ class Batch:
             self._samples.append(prepared)
             # Recorded ids have no text, but take memory, too.
             self._size += len(prepared.joined) or prepared.layout.tokens.nbytes
+
+    def texts_of_records(self) -> dict[int, Sequence[str]]:
+        """Return all texts of each conversation, by the number of its record."""
+        texts: dict[int, Sequence[str]] = {}
+        for record, prepared in zip(self.records, self._samples, strict=True):
+            if record not in texts:
+                strings = prepared.strings if prepared.layout.conversation else prepared.strings[1:]
+                # Recorded ids have no texts.
+                texts[record] = strings or [self._encoder.decode(prepared.layout.tokens[prepared.layout.tokens >= 0])]
+        return texts
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.

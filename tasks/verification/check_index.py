@@ -26,8 +26,9 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.storage.keys import RELATIVE
 from packcorpus.tasks.storage.layout import SPLITS, kind_of
 from packcorpus.tasks.storage.manifest import Manifest
-from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
+from packcorpus.tasks.storage.schemas import ALL_DROP_REASONS, strings, to_arrow, to_numpy
 from packcorpus.tasks.storage.shards import open_index
+from packcorpus.tasks.verification.check_dropped import DroppedCheck
 from packcorpus.tasks.verification.partitions import Partitions
 
 ENTRIES = 1 << 16  # entries of the index that are handled at a time
@@ -43,7 +44,7 @@ PIECE = np.dtype(
     ]
 )  # fmt: skip
 
-# `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
+# `split` is an index into `kinds_of_splits`, and `dropped` is an index into ALL_DROP_REASONS; -1 is null or unknown.
 # `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` and `group` 0, if the index has no such
 # column.
 ENTRY = np.dtype(
@@ -58,7 +59,8 @@ CONTENT = np.dtype([("digest", "u8"), ("length", "i8"), ("validation", "?"), ("s
 GROUP = np.dtype([("group", "u8"), ("validation", "?"), ("alone", "?"), ("source", "i4"), ("record", "i8")])
 
 # Reasons that concern the whole conversation, so that they drop all of its samples.
-OF_CONVERSATION = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
+WHOLE = ("min_turns", "max_turns", "duplicate", "near_duplicate", "contaminated", "limit", "weight")
+OF_CONVERSATION = [ALL_DROP_REASONS.index(name) for name in WHOLE]
 
 Conversations = dict[str, np.ndarray]
 """Columns over conversations: see conversations_of."""
@@ -113,7 +115,7 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
             entries["first"] = _filled(block.column("first"))
             entries["split"] = kind_of_split[split]
-            entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
+            entries["dropped"] = _numbers(block.column("dropped"), ALL_DROP_REASONS)
             index.separators += int(np.count_nonzero(entries["separator"]))
             index.placed += int(np.count_nonzero(in_row))
             source = np.minimum(entries["source"], sources)
@@ -182,7 +184,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     untrained                       untrained tokens of all pieces, without copies
     later                           number of pieces that begin after the start of a sample, without copies
     again                           tokens that these pieces repeat
-    reason                          why it was dropped, an index into SAMPLE_DROP_REASONS; -1 if it is packed
+    reason                          why it was dropped, an index into ALL_DROP_REASONS; -1 if it is packed
     """
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
     source, record, turn, first, split = (entries[name] for name in ("source", "record", "turn", "first", "split"))
@@ -203,7 +205,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     in_train, placed = split == 0, first >= 0
     reason = entries["dropped"].astype(np.int64)
     if not by_sample:  # a conversation is dropped for the reason of its other samples
-        reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
+        reason[reason == ALL_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed, pieces = total(placed) > 0, np.maximum(1, total(once & placed))
     return {name: entries[name][heads] for name in ("source", "record", "turns", "digest", "group", "first")} | {
         **{f"one_{name}": total(~begins & changed(entries[name])) == 0 for name in ("turns", "digest", "group")},
@@ -275,6 +277,7 @@ class IndexCheck:
         self._only = {name: np.array([splits[entry] == name for entry in self._entries]) for name in SPLITS}
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
+        self._dropped = DroppedCheck(manifest, folder)
         self._contents, self.contents = index.by_content, 0  # and the number of different contents that are packed
         self.held_out = 0  # packed conversations of the validation split
         self._groups, self.groups = index.by_group, 0  # and those with a prompt, or with a value of the key
@@ -299,6 +302,7 @@ class IndexCheck:
         numbers = np.minimum(seen["source"], len(self._entries) - 1)
         for name, other in (("train", seen["validation"]), ("validation", seen["copies"] > 0)):
             self._require(~(self._only[name][numbers] & other), f"is not in {name}, the split of its source", seen)
+        self._dropped.add(seen["source"], seen["record"], seen["reason"])
         if self._manifest.ledger.samples is not None:
             samples = conversations_of(entries, by_sample=True)
             self.samples.add(samples)
@@ -312,7 +316,7 @@ class IndexCheck:
             for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
                 limit = self._settings.get(bound)
                 is_outside = np.zeros(len(reason), bool) if limit is None else outside(values, limit)
-                of_bound = reason == DROP_REASONS.index(bound)
+                of_bound = reason == ALL_DROP_REASONS.index(bound)
                 self._require(~of_bound | is_outside, f"was dropped by {bound}, but is within it", samples)
                 # The index does not have all tokens of a truncated conversation.
                 checked = whole if name == "tokens" else samples["placed"]
@@ -376,7 +380,7 @@ class IndexCheck:
         # With a key, records with the same content may have different values.
         both = held_out & np.isin(digest, digest[~held_out]) & (self._by in ("conversation", "prompt"))
         self._require(~both, "is in the validation split, and the same content is in the training split", contents)
-        if self._settings.get("duplicates") == "drop":
+        if self._settings.get("duplicates") in ("exact", "near"):
             first, order = np.ones(len(digest), bool), np.lexsort((length, digest))
             first[order[1:]] = (np.diff(digest[order]) != 0) | (np.diff(length[order]) != 0)
             self._require(first, "is packed, although another packed conversation has the same content", contents)
@@ -384,7 +388,7 @@ class IndexCheck:
     def _add_to_mixture(self, seen: Conversations) -> None:
         """Count conversations and tokens by entry of `sources`."""
         entries = self._entries[np.minimum(seen["source"], len(self._entries) - 1)]
-        over, unweighted = (seen["reason"] == DROP_REASONS.index(name) for name in ("limit", "weight"))
+        over, unweighted = (seen["reason"] == ALL_DROP_REASONS.index(name) for name in ("limit", "weight"))
         placed, copies = seen["placed"], seen["copies"]
         in_train = placed & ~seen["validation"]
         whole, rest = np.divmod(self._weights[entries], 1)
@@ -420,6 +424,7 @@ class IndexCheck:
 
     def check(self) -> None:
         """Raise DataError if anything does not follow from the settings."""
+        self._dropped.check()
         where = self._folder / "index.arrow"
         for rule, broken in self._broken.items():
             if broken:

@@ -90,6 +90,10 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
             yield f"{recipe.folder / name} is a new source"
         elif now[name] != then[name]:
             yield f"{recipe.folder / name} has changed since (its SHA-256 was {then[name][:12]}…)"
+    files = {file.path: file.sha256 for file in manifest.evaluation}
+    for file in recipe.evaluation:
+        if files.get(file.name) != file.sha256:
+            yield f"the evaluation set {recipe.folder / file.name} has changed since"
     settings = recipe.config.settings()
     for name in manifest.config | settings:
         if settings.get(name) != manifest.config.get(name):

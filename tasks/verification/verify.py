@@ -34,7 +34,7 @@ from packcorpus.tasks.storage.corpus_folder import (
     reading,
 )
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
-from packcorpus.tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
+from packcorpus.tasks.storage.schemas import ALL_DROP_REASONS
 from packcorpus.tasks.verification.check_index import Index, IndexCheck, read_index
 from packcorpus.tasks.verification.check_rows import Tokens, check_packed_rows, check_unpacked_rows
 
@@ -130,7 +130,9 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     seen, samples = check.conversations, check.samples
     require("packed conversations", seen.packed, ledger.conversations.packed)
     dropped = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
-    require("dropped", seen.dropped(DROP_REASONS), dict(sorted(dropped.items())))
+    require("dropped", seen.dropped(ALL_DROP_REASONS), dict(sorted(dropped.items())))
+    contaminated = ledger.conversations.dropped.get("contaminated", 0)
+    require("contaminated", sum(file.conversations for file in manifest.evaluation), contaminated)
     require("read", seen.count + reasons.total(), ledger.conversations.read)
     for number, facts in enumerate(manifest.sources):
         accepted = int(seen.accepted[number])
@@ -181,7 +183,7 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
         require("held_out: order of its counts", True, held.shared <= held.prompts <= held.conversations)
     if (noted := ledger.samples) is not None:
         require("samples: packed", samples.packed, noted.packed)
-        require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))
+        require("samples: dropped", samples.dropped(ALL_DROP_REASONS), dict(sorted(noted.dropped.items())))
         # The samples of rejected conversations are not in the index, so their recorded number is used.
         require("samples: read", samples.count + noted.rejected, noted.read)
         require("samples: repeated_prompt_tokens", samples.repeated, noted.repeated_prompt_tokens)

@@ -152,7 +152,7 @@ def test_packings_and_a_mixture_stand_in_the_card_and_each_packing_is_a_split(
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     sources = [{"path": "few.jsonl", "weight": 2}, {"path": "many.jsonl", "limit": 20}, {"path": "twice.jsonl"}]
-    path = pack_corpus(project(tmp_path, sources, epochs=3, duplicates="drop", validation=0.1))
+    path = pack_corpus(project(tmp_path, sources, epochs=3, duplicates="exact", validation=0.1))
     manifest, card = load_manifest(path), (folder_of(path) / CARD).read_text()
     found = datasets.load_dataset(str(folder_of(path)), cache_dir=str(tmp_path / "cache"))
     assert list(found) == ["train", "validation", "train_epoch_2", "train_epoch_3"]

@@ -18,7 +18,12 @@ def test_a_plan_that_changes_after_its_check_is_not_published(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = {"messages": [{"role": "assistent", "content": "x"}]}
-    recipe = make_recipe(tmp_path, [*conversations(5), bad], max_rejects=1.0)
+    records = conversations(5, longest=99)
+    again = {"messages": [*records[0]["messages"][:-1], {"role": "assistant", "content": "and so on " * 20}]}
+    once_more = {"messages": [{"role": "user", "content": "then " + again["messages"][0]["content"]}]}
+    once_more["messages"] += again["messages"][1:]
+    given = {"duplicates": "near"} if name == publish.DROPPED else {}
+    recipe = make_recipe(tmp_path, [*records, again, once_more, bad], max_rejects=1.0, **given)
     files_beside = publish.files_beside
 
     def damage_then_list(recipe: Recipe) -> dict[str, Path | bytes]:

@@ -78,14 +78,14 @@ def files() -> tuple[list[Any], str]:
         {"overlong": "truncate", "sequence_length": 48, "validation": 0.2, "train_on": "last"},
         {"packing": False},
         {"engine": "reference", "template": "llama2"},
-        {"duplicates": "drop", "validation": 0.3},
+        {"duplicates": "exact", "validation": 0.3},
         {"min_tokens": 20, "max_tokens": 60, "min_turns": 2, "max_turns": 3},
         {"epochs": 3, "validation": 0.2, "overlong": "split", "sequence_length": 24},
         {"sources": mixture(2.5, 0.4), "validation": 0.2},
         {"sources": mixture(0.25, 1, limit=17), "weighting": "subsample", "overlong": "split", "sequence_length": 24},
         {"sources": mixture(3, 1), "weighting": "token_share", "overlong": "truncate", "sequence_length": 40},
-        {"sources": mixture(1, 3, limit=50), "weighting": "token_share", "validation": 0.2, "duplicates": "drop"},
-        {"sources": mixture(2, 3), "packing": False, "validation": 0.1, "duplicates": "drop", "min_tokens": 20},
+        {"sources": mixture(1, 3, limit=50), "weighting": "token_share", "validation": 0.2, "duplicates": "exact"},
+        {"sources": mixture(2, 3), "packing": False, "validation": 0.1, "duplicates": "exact", "min_tokens": 20},
         {"sources": mixture(1.5, 2), "epochs": 2, "validation": 1e-9, "overlong": "drop", "sequence_length": 48},
     ],
     ids=str,
@@ -222,7 +222,7 @@ def test_mixture_is_estimated_from_a_sample(large: tuple[Path, list[Any]], weigh
 
 def test_warnings_for_empty_shares_and_duplicates(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1)[0]) + "\n")
-    settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
+    settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "exact"}
     config = write_project(tmp_path, conversations(400), **settings)
     found = predicted(config)
     limited = [{"path": "chat.jsonl", "limit": 10}, {"path": "other.jsonl"}]

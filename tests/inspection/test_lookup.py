@@ -124,7 +124,7 @@ def test_a_duplicate_names_the_conversation_that_is_kept(mixed: Path) -> None:
 
 def test_a_duplicate_of_a_rejected_conversation_is_described(tmp_path: Path) -> None:
     same = {"messages": [{"role": "user", "content": "at " * 200}, {"role": "assistant", "content": "nine"}]}
-    settings: dict[str, Any] = {"duplicates": "drop", "max_rejects": 1.0, "sequence_length": 64}
+    settings: dict[str, Any] = {"duplicates": "exact", "max_rejects": 1.0, "sequence_length": 64}
     settings |= {"overlong": "truncate"}
     path = pack_corpus(make_recipe(tmp_path, [FEW[0], same, same], **settings))
     assert "duplicate of an earlier conversation, which was rejected" in shown(path, width=200, at="chat.jsonl:3")

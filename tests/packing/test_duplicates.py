@@ -34,7 +34,7 @@ def answers(count: int) -> dict[str, Any]:
     [
         (ONCE, {}, 0, None),
         ([*ONCE, ONCE[0]], {}, 1, None),
-        ([*ONCE, ONCE[0]], {"duplicates": "drop"}, 0, 1),
+        ([*ONCE, ONCE[0]], {"duplicates": "exact"}, 0, 1),
         ([*ONCE, *ONCE, ONCE[3]], {"validation": 0.3}, 31, None),
         ([*ONCE, *[answers(3)] * 4], {"turns": "apart"}, 3, None),
         ([*ONCE, *ONCE], {"sources": [{"path": "chat.jsonl", "weight": 2}]}, 30, None),
@@ -72,7 +72,7 @@ def test_check_says_whether_the_count_is_exact(tmp_path: Path) -> None:
     [line] = [line for line in run.warnings if "duplicates" in line]
     assert line == (
         "duplicates: 2 conversations have the same content as another one and are packed again; to leave them out, "
-        "set  duplicates: drop"
+        "set  duplicates: exact"
     )
     config = write_project(tmp_path, conversations(600) * 2)
     run = dry_run.predict(load_config(config), tmp_path, tmp_path, budget=1 << 15)

@@ -252,7 +252,7 @@ def test_a_limit_holds_for_all_files_of_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("validation", [0.0, 0.3])
 def test_what_says_the_same_is_packed_once_whatever_its_format(validation: float, tmp_path: Path) -> None:
     sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl"}, {"path": "many.jsonl"}]
-    manifest, index = packed(project(tmp_path / "drop", sources, duplicates="drop", validation=validation))
+    manifest, index = packed(project(tmp_path / "drop", sources, duplicates="exact", validation=validation))
     assert manifest.ledger.conversations.dropped == {"too_long": 0, "duplicate": 5}
     assert {row["source"] for row in index if row["dropped"]} == {1}, "the first is kept"
     kept, index = packed(project(tmp_path / "keep", sources, validation=validation))
@@ -299,7 +299,7 @@ def test_when_all_is_filtered_away_the_filters_are_named(tmp_path: Path) -> None
 
 def test_a_source_that_can_have_no_share_is_named(tmp_path: Path) -> None:
     sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl", "weight": 3}]
-    said = refusal(tmp_path, sources, weighting="token_share", duplicates="drop")
+    said = refusal(tmp_path, sources, weighting="token_share", duplicates="exact")
     assert said.startswith("sources[1] twice.jsonl: has no conversation left in the training split")
 
 

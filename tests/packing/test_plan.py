@@ -141,7 +141,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[PartInput]], dict[str, Any]]:
         "sequence_length": length,
         "overlong": draw(st.sampled_from(["truncate", "turns", "drop", "split"])),
         "validation": draw(st.sampled_from([0.0, 0.4])),
-        "duplicates": draw(st.sampled_from(["keep", "drop"])),
+        "duplicates": draw(st.sampled_from(["keep", "exact"])),
         "min_tokens": draw(st.sampled_from([None, None, 4])),
         "max_tokens": draw(st.sampled_from([None, None, 2 * length])),
         "min_turns": draw(st.sampled_from([None, None, 2])),
@@ -398,7 +398,7 @@ def check_reasons(
     seen = set()
     for key in sorted(conversations):
         reason = filtered(key)
-        if not reason and config.duplicates == "drop":
+        if not reason and config.duplicates == "exact":
             content = says[key][0], len(conversations[key][0])
             reason = "duplicate" if content in seen else ""
             seen.add(content)

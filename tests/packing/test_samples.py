@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn) -> tuple[Corpus, dict[str, Any]]:
         "sequence_length": length,
         "overlong": draw(st.sampled_from(["truncate", "turns", "drop", "split"])),
         "validation": draw(st.sampled_from([0.0, 0.4])),
-        "duplicates": draw(st.sampled_from(["keep", "drop"])),
+        "duplicates": draw(st.sampled_from(["keep", "exact"])),
         "min_tokens": draw(st.sampled_from([None, None, 4])),
         "max_tokens": draw(st.sampled_from([None, None, length + 2])),
         "min_turns": draw(st.sampled_from([None, None, 2])),
@@ -171,7 +171,7 @@ def check_index(corpus: Corpus, config: Config, index: list[dict[str, Any]], rej
             copies = {tuple(sorted(Counter(e["split"] for e in first_pieces(es)).items())) for es in packed.values()}
             assert len(copies) <= 1, "samples are packed in other splits, or more often than others"
             sides[said.digest] |= {entry["split"] == "validation" for es in packed.values() for entry in es}
-            check_reasons(said, reasons, config, duplicate=config.duplicates == "drop" and said.digest in seen)
+            check_reasons(said, reasons, config, duplicate=config.duplicates == "exact" and said.digest in seen)
             assert not (packed and {*reasons.values()} & {"limit", "weight", "duplicate", "min_turns", "max_turns"})
             if not all(reason.startswith(("min_", "max_")) for reason in (*reasons.values(), *map(str, packed))):
                 seen.add(said.digest)
@@ -301,7 +301,7 @@ def test_limits_and_duplicates_count_conversations() -> None:
         return Said(digest, 4, {1: SHORT, 3: ([*SHORT[0], ~8, 9], False)})
 
     corpus = [[said(1), said(2), said(1), said(3)]]
-    with recipe_of(corpus, 9, sequence_length=8, duplicates="drop", sources=[Source(path="x", limit=2)]) as recipe:
+    with recipe_of(corpus, 9, sequence_length=8, duplicates="exact", sources=[Source(path="x", limit=2)]) as recipe:
         receipt, index, _, _ = planned(recipe)
     assert receipt["ledger"]["conversations"]["dropped"] == {"too_long": 0, "duplicate": 1, "limit": 1}
     assert receipt["ledger"]["samples"]["dropped"] == {"duplicate": 2, "limit": 2}
@@ -344,7 +344,7 @@ def test_a_conversation_is_dropped_for_the_reason_that_removed_what_others_had_l
 
 def test_conversations_with_one_hash_are_duplicates_only_if_all_samples_are_as_long() -> None:
     corpus = [[Said(1, 4, {1: SHORT, 3: SHORT}), Said(1, 4, {1: SHORT, 3: ([~5, 6, 7, 8], False)})]]
-    with recipe_of(corpus, 9, sequence_length=8, duplicates="drop") as recipe:
+    with recipe_of(corpus, 9, sequence_length=8, duplicates="exact") as recipe:
         assert planned(recipe)[0]["ledger"]["conversations"]["packed"] == 2
 
 

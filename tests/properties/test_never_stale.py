@@ -44,6 +44,12 @@ def project(folder: Path, **changes: Any) -> Path:
     for name in ("own.jinja", "own_copy.jinja"):
         (folder / name).write_text(CHATML_JINJA)
     (folder / "other.jinja").write_text("{# another #}" + CHATML_JINJA)
+    for name, text in (
+        ("set.txt", "eleven and the train"),
+        ("set_copy.txt", "eleven and the train"),
+        ("other.txt", "9 to 5"),
+    ):
+        (folder / name).write_text(text)
     values = {name: value for name, value in (BASE | changes).items() if value is not None}
     config.write_text(yaml.safe_dump(values))
     return config
@@ -71,7 +77,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),
     "weighting": ("token_share", {}),
-    "duplicates": ("drop", {}),
+    "duplicates": ("exact", {}),
     "min_tokens": (30, {}),
     "max_tokens": (90, {}),
     "min_turns": (3, {}),
@@ -105,6 +111,7 @@ NAMED: dict[str, tuple[Any, Any]] = {
     ),
     "tokenizer": ("hf_copy", "tiny.model"),
     "template": ("own_copy.jinja", "other.jinja"),
+    "decontaminate": (["set_copy.txt"], ["other.txt"]),
 }
 
 # For every field that is declared to have no effect: other values.
@@ -163,7 +170,8 @@ def test_a_field_that_is_declared_to_have_no_effect_has_none(
 @pytest.mark.parametrize("field", NAMED)
 def test_a_name_changes_no_byte_of_a_shard_and_other_content_changes_the_key(field: str, tmp_path: Path) -> None:
     same, other = NAMED[field]
-    before, renamed = resolved(tmp_path / "before"), resolved(tmp_path / "after", **{field: same})
+    given = {"decontaminate": ["set.txt"]} if field == "decontaminate" else {}
+    before, renamed = resolved(tmp_path / "before", **given), resolved(tmp_path / "after", **{field: same})
     assert before.corpus_key == renamed.corpus_key
     assert before.config != renamed.config
     assert shard_bytes(before) == shard_bytes(renamed)

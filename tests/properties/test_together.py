@@ -51,7 +51,7 @@ OPTIONS: Given = {
     "packing": st.sampled_from([True, True, False]),
     "validation": st.sampled_from([0.0, 0.3]),
     "epochs": st.sampled_from([1, 2]),
-    "duplicates": st.sampled_from(["keep", "drop"]),
+    "duplicates": st.sampled_from(["keep", "exact"]),
     "seed": st.integers(0, 9),
     "train_on": st.sampled_from(["assistant", "last", "rounds", "all"]),
     "turns": st.sampled_from(["auto", "apart"]),
@@ -73,7 +73,7 @@ OPTIONS: Given = {
 UNUSUAL: Given = {
     "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
     "balance": {"ranks": 2}, "neighbors": "distinct", "overlong": "split", "packing": False,
-    "validation": 0.3, "epochs": 2, "duplicates": "drop", "seed": 1,
+    "validation": 0.3, "epochs": 2, "duplicates": "exact", "seed": 1,
     "train_on": "last", "turns": "apart", "template": "plain", "default_system": "x", "min_tokens": 9, "max_tokens": 99,
     "min_turns": 2, "max_turns": 9, "weighting": "subsample", "sources": [{"weight": 2}],
 }  # fmt: skip
@@ -236,7 +236,7 @@ def samples_for(chosen: Given) -> dict[Place, list[tuple[Any, Encoded]]]:
         if not fitting or not fewest <= turns <= maximum:
             continue
         content = json.dumps(fitting[0][0]), json.dumps(record["messages"])
-        if content not in contents or chosen.get("duplicates") != "drop":
+        if content not in contents or chosen.get("duplicates") != "exact":
             kept[place] = fitting
         contents.add(content)
     return kept

@@ -66,7 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "sources": [{"path": SOURCE, "weight": 1.5}],
         "epochs": 2,
         "validation": 0.2,
-        "duplicates": "drop",
+        "duplicates": "exact",
         "max_turns": 3,
         "overlong": "drop",
     },

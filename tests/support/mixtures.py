@@ -43,6 +43,6 @@ def project(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -
 
 
 EVERYTHING: dict[str, Any] = {
-    "weighting": "repeat", "duplicates": "drop", "validation": 0.1, "epochs": 2, "overlong": "split", "max_turns": 3,
+    "weighting": "repeat", "duplicates": "exact", "validation": 0.1, "epochs": 2, "overlong": "split", "max_turns": 3,
     "min_tokens": 12, "sequence_length": 128,
 }  # fmt: skip

@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lists": {"padding": "none", "overlong": "truncate"},
     "prompts": {"validation": 0.3, "validation_by": "prompt", "overlong": "truncate"},
     "mixed": {
-        "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
+        "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "exact", "max_turns": 2,
         "epochs": 2, "again": 3,
     },
 }  # fmt: skip

@@ -359,7 +359,7 @@ def test_options_and_parts_of_records_are_packed(tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": "2+2?"}, answer], "chat_template_kwargs": {"effort": "low"}},
     ]
     (tmp_path / "own.jinja").write_text("{{ effort }}" + READS_BOTH)
-    common: dict[str, Any] = {"template": "own.jinja", "template_options": {"effort": "none"}, "duplicates": "drop"}
+    common: dict[str, Any] = {"template": "own.jinja", "template_options": {"effort": "none"}, "duplicates": "exact"}
     manifest = load_manifest(pack_corpus(make_recipe(tmp_path, some, tokenizer=str(kind_path(KIND)), **common)))
     assert not manifest.unused_keys
     rows = pa.ipc.open_stream((tmp_path / manifest.corpus / "train-00000-of-00001.arrow").read_bytes()).read_all()
