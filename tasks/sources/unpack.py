@@ -9,11 +9,12 @@ continues.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import orjson
 
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.readers.containers import container_named
@@ -38,7 +39,7 @@ def is_far(part: Part) -> bool:
 
 def packed(parts: Iterable[Part]) -> bytes:
     """Return the ranges of parts for `unpacked`, as bytes: there may be thousands."""
-    return pickle.dumps([(part.start, part.stop, part.sha256) for part in parts])
+    return orjson.dumps([(part.start, part.stop, part.sha256) for part in parts])
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def unpacked(part: Part, ranges: bytes, folder: Path, is_needed: Callable[[Part]
         check()
         with locked(folder.with_name(f"{folder.name}.lock"), check):
             check()
-            parts = [Part(part.file, *values) for values in pickle.loads(ranges)]  # noqa: S301 - of the run itself
+            parts = [Part(part.file, *values) for values in orjson.loads(ranges)]
             _unpack([one for one in parts if one == part or (is_needed(one) and not _has_copy(one, folder))], folder)
     yield replace(part, unpacked=_copy_of(part, folder))
     _copy_of(part, folder).unlink(missing_ok=True)
