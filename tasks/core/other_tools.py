@@ -59,12 +59,12 @@ CONFIG = {
     "max_turns": "",
     "neighbors": "",
     "epochs": "num_epochs num_train_epochs n_epochs train_epochs max_epochs nb_epochs",
-    "order": "curriculum_sampling",
+    "order": "curriculum_sampling sample_packing_sequentially",
     "balance": "",
     "license": "",
     "language": "",
     "packing": "packed sample_packing use_packing neat_packing sample_packing_group_size sample_packing_bin_size "
-    "sample_packing_sequentially multipack_real_batches max_packs",
+    "multipack_real_batches max_packs",
     "seed": "data_seed shuffle shuffle_seed shuffle_dataset dataset_shuffle shuffle_merged_datasets random_seed "
     "random_state",
     "eos_token": "map_eos_token special_tokens",
