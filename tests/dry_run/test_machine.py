@@ -57,4 +57,4 @@ def test_the_copies_of_an_unpacked_file_need_disk(kind: str, tmp_path: Path) -> 
     runs = [predict(recipe.config, recipe.folder, recipe.layout.root) for recipe in (plain, copied)]
     assert "unpacked" not in runs[0].bytes_on_disk
     assert runs[1].bytes_on_disk["unpacked"] == pytest.approx(size, rel=0.02 if "jsonl" in kind else 0.7)
-    assert runs[1].peak_memory_bytes == runs[0].peak_memory_bytes
+    assert (runs[1].peak_memory_bytes > runs[0].peak_memory_bytes) == ("jsonl" not in kind)
