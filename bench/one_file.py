@@ -67,10 +67,10 @@ def run(file: Path, on: str, tokenizer: str) -> str:
     record = json.loads((root / facts["corpus"] / "run.json").read_bytes())
     left = [str(path) for path in root.glob("data/unpacked/*")]
     largest = record["peak_memory_bytes"] / 1e6
-    stages = {name: round(stage["seconds"], 1) for name, stage in record["stages"].items()}
+    steps = sum(record["stages"][name]["cpu_seconds"] for name in ("TokenizePart", "WriteShard"))
     return (
-        f"{seconds:.1f} s, {cpu:.1f} s of CPU, {peak / 1e6:.0f} MB in all, {largest:.0f} MB the largest process, "
-        f"rows {hash_of(shards)}, {stages} {left or ''}"
+        f"{seconds:.1f} s, {cpu:.1f} s of CPU, of which {steps:.1f} s in steps, {peak / 1e6:.0f} MB in all, "
+        f"{largest:.0f} MB the largest process, rows {hash_of(shards)} {left or ''}"
     )
 
 

@@ -43,9 +43,10 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 
 # Memory of the largest process: BASE_MEMORY for the interpreter and libraries, and the larger of two terms. A worker
 # takes TEXT_MEMORY each time its text doubles, from TEXT_START bytes on, for the words that gigatoken has seen: in
-# total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The plan takes PLAN_MEMORY bytes per conversation
-# (bench/packing/planning.py: 19 to 28).
-BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
+# total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The process of the run encodes PROOF bytes to choose the
+# encoder, and the plan takes PLAN_MEMORY bytes per conversation (bench/packing/planning.py: 19 to 28).
+BASE_MEMORY, TEXT_MEMORY, TEXT_START, PROOF, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 8 << 20, 28
+TABLE_MEMORY = 50e6  # for the pages and rows of a table whose row groups are large
 
 
 def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
@@ -80,11 +81,17 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
         "tokenizer": sum(file.stat().st_size for file in recipe.tokenizer_files.files),
     }
     at_once = max(1, min(workers, usable))
-    text_bytes = tokens.encoded * TOKEN_BYTES / at_once
+    text_bytes = tokens.encoded * TOKEN_BYTES
     planned = max(conversations, pieces / config.epochs)
-    memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
+    of_worker, of_run = (
+        TEXT_MEMORY * np.log2(1 + size / TEXT_START) for size in (text_bytes / at_once, min(text_bytes, PROOF))
+    )
+    memory = BASE_MEMORY + max(of_worker, of_run + PLAN_MEMORY * planned)
     unpacked = [container_named(file.container).copied_bytes(file, config.part_size) for file in recipe.files]
     disk |= {"unpacked": sum(unpacked)} if any(unpacked) else {}
+    memory += TABLE_MEMORY * any(
+        size and not file.compression for file, size in zip(recipe.files, unpacked, strict=True)
+    )
     unpacking = [size * UNPACKED_BYTE[file.compression] for file, size in zip(recipe.files, unpacked, strict=True)]
     encoding = sum(each.seconds * weight for each, weight in zip(chosen.sampled, weights, strict=True))
     size = sum(file.bytes for file in recipe.files)

@@ -80,10 +80,10 @@ def count_rows(path: Path, name: str) -> int:
 
 
 def _sizes(source: Any) -> list[tuple[int, int]]:
-    """Return the rows and the stored bytes of each record batch, or nothing if a message is damaged.
+    """Return the rows and the stored bytes of each record batch.
 
-    Nothing is decompressed. Metadata is a table of the FlatBuffers format: field 2 of a message is its header, and
-    field 0 of the header of a record batch is the number of rows.
+    Returns nothing if a message is damaged. Nothing is decompressed. Metadata is a table of the FlatBuffers format:
+    field 2 of a message is its header, and field 0 of the header of a record batch is the number of rows.
     """
     sizes = list[tuple[int, int]]()
     with suppress(pa.ArrowException, OSError, EOFError, struct.error):

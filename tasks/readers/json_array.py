@@ -55,12 +55,18 @@ class JsonArray(Container):
             number += len(records)
 
     def split_text(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
-        whole, ranges, start = hashlib.sha256(), list[Range](), 0
+        whole, ranges, start, position, piece = hashlib.sha256(), list[Range](), 0, 0, hashlib.sha256()
         with ThreadPoolExecutor(1) as thread:  # hashing releases the GIL
             passing = _hashed(chunks, whole.update, thread)
-            for block in array_blocks(lambda size: next(passing, b""), file.name, part_size):
-                ranges.append(Range(start, start + len(block.text), hashlib.sha256(block.text).hexdigest()))
-                start += len(block.text)
+            # Blocks are as small as for reading, so that they take little memory.
+            for block in array_blocks(lambda size: next(passing, b""), file.name, min(CHUNK, part_size)):
+                piece.update(block.text)
+                position += len(block.text)
+                if position >= (start // part_size + 1) * part_size:
+                    ranges.append(Range(start, position, piece.hexdigest()))
+                    start, piece = position, hashlib.sha256()
+        if position > start:
+            ranges.append(Range(start, position, piece.hexdigest()))
         return whole.hexdigest(), ranges
 
     def records_before(self, file: File, start: int) -> int:
@@ -226,14 +232,15 @@ def _likely_cut(buffer: _Buffer, begin: int, stop: int, may_continue: bool) -> t
         if not buffer.grow():
             break
     if match:
-        cut, inner = match.end(1), buffer.text[begin : match.start(1)] + b"]"
+        cut, last, closing = match.end(1), match.start(1), b"]"
     elif buffer.ended and len(buffer.text) <= stop + _AHEAD:
-        cut, inner = len(buffer.text), buffer.text[begin:]
-        inner = inner[:-1] + b"]" if may_continue and inner.endswith(b",") else inner
+        cut = len(buffer.text)
+        last, closing = (cut - 1, b"]") if may_continue and buffer.text.endswith(b",") else (cut, b"")
     else:
         return 0, []
     try:
-        return cut, msgspec.json.decode(b"[" + inner, type=list[msgspec.Raw])
+        array = b"".join((b"[", memoryview(buffer.text)[begin:last], closing))
+        return cut, msgspec.json.decode(array, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return 0, []
 

@@ -20,6 +20,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -166,10 +167,12 @@ def _table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
     edges = [len(rows) * number // most for number in range(most + 1)]
     chosen = [(top + int(draw.random() * (bottom - top)), float(bottom - top)) for top, bottom in pairwise(edges)]
     for group, stands_for in chosen:
-        batches = list(table.batches(group, math.inf if share == 1 else PASSED / len(chosen)))
-        own_share = share * stands_for * rows[group] / max(sum(batch.num_rows for batch in batches), 1)
+        batches = partial(table.batches, group, math.inf if share == 1 else PASSED / len(chosen))
+        # A batch is read twice rather than kept.
+        passed = rows[group] if share == 1 else sum(batch.num_rows for batch in batches())
+        own_share = share * stands_for * rows[group] / max(passed, 1)
         number, before = sum(rows[:group]), len(records)
-        for batch in batches:
+        for batch in batches():
             count = min(batch.num_rows, math.ceil(batch.num_rows * own_share))
             start = int(draw.random() * (batch.num_rows - count + 1))
             for place, value in enumerate(rows_of(batch.slice(start, count)), number + start + 1):

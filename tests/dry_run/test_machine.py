@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.one_file import one_file
 from support.small_corpus import conversations, write_project
 
 from packcorpus.tasks.config import load_config
@@ -46,3 +47,14 @@ def test_the_control_group_limits_memory(
     monkeypatch.setattr(process, "PROC_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(process, "CGROUPS", tmp_path)
     assert process.memory_limit() == 5_000_000
+
+
+@pytest.mark.parametrize("kind", [".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"])
+def test_the_copies_of_an_unpacked_file_need_disk(kind: str, tmp_path: Path) -> None:
+    records = conversations(300)
+    plain, copied = (one_file(tmp_path / name, name, records) for name in (".jsonl", kind))
+    size = plain.files[0].bytes
+    runs = [predict(recipe.config, recipe.folder, recipe.layout.root) for recipe in (plain, copied)]
+    assert "unpacked" not in runs[0].bytes_on_disk
+    assert runs[1].bytes_on_disk["unpacked"] == pytest.approx(size, rel=0.02 if "jsonl" in kind else 0.7)
+    assert (runs[1].peak_memory_bytes > runs[0].peak_memory_bytes) == ("jsonl" not in kind)

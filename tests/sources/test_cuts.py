@@ -202,15 +202,13 @@ def test_a_compressed_file_is_cut_where_its_text_would_be(
 
 
 def test_a_part_of_a_compressed_file_may_end_at_the_size_of_the_file(tmp_path: Path) -> None:
-    """Only the digest shows whether a part is the whole file."""
-    text = as_lines([{"text": "b" * 40}] * 9)
-    data = gzip.compress(text, 0)
-    first = as_lines([{"text": "a" * (len(data) - 12)}])
-    both = gzip.compress(first, 9) + data
-    assert len(both) > 40
-    parts = parts_of(tmp_path, "a.jsonl.gz", both, 40)
-    assert len(parts) == 10
-    assert sum(len(records_in(part)) for part in parts) == 10
+    """Only its digest shows that it is not the whole file."""
+    rest = as_lines([{"text": f"{number}, " * 9} for number in range(9)])
+    firsts = (as_lines([{"text": "a" * size}]) for size in range(50, 1000))
+    first, data = next((first, data) for first in firsts if len(data := COMPRESS[".gz"](first + rest)) == len(first))
+    parts = parts_of(tmp_path, "a.jsonl.gz", data, 40)
+    assert parts[0].stop == len(first) == len(data)
+    assert [len(records_in(part)) for part in parts] == [1] * 10
 
 
 def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
