@@ -66,7 +66,7 @@ def count_leaks(pieces: Pieces, tokens: TokenColumns, has_all: bool = True) -> d
 
 
 def _prompts(chosen: np.ndarray, tokens: TokenColumns) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the numbers and the prompts, uint64, of chosen conversations, bool[samples]."""
+    """Yield numbers and prompts, uint64, of chosen conversations, bool[samples]."""
     for top in range(0, len(chosen), CHUNK):
         numbers = np.flatnonzero(chosen[top : top + CHUNK])
         prompts, contents = (tokens.column(name, top, top + CHUNK)[numbers] for name in ("prompt", "digest"))
@@ -154,7 +154,7 @@ class _Texts:
         return runs
 
     def _runs(self, chosen: np.ndarray | None = None) -> Iterator[_Runs]:
-        """Yield the runs of all prompts, or of the chosen ones, about CACHED tokens at a time."""
+        """Yield the runs of all or of chosen prompts, about CACHED tokens at a time."""
         for first, offsets, values in self._tokens.contents():
             edges = [first, first + len(offsets) - 1]
             owners = np.arange(*np.searchsorted(self._numbers, edges).tolist())
@@ -200,7 +200,7 @@ def _slots(runs: np.ndarray) -> np.ndarray:
 
 
 def _pairs(sketches: np.ndarray, is_wanted: np.ndarray) -> np.ndarray:
-    """Return pairs of a wanted prompt and another one that may be near: int64[pairs, 2]."""
+    """Return pairs of a wanted prompt and another that may be near: int64[n, 2]."""
     counts = sketches.any(axis=1)
     wanted, others = np.flatnonzero(is_wanted & counts), np.flatnonzero(~is_wanted & counts)
     found = [np.empty((0, 2), np.int64)]

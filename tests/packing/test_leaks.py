@@ -52,7 +52,7 @@ def tokens_of(recipe: Recipe) -> TokenColumns:
 
 
 def recount(tokens: TokenColumns, held_out: np.ndarray) -> int:
-    """Count the held-out prompts that are near to a trained one, from the tokens alone."""
+    """Count the held-out prompts that are near to a trained one, by all pairs."""
     prompts = []
     for number in range(tokens.edges[-1]):
         values = tokens.tokens(number)

@@ -23,7 +23,7 @@ from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
 from packcorpus.tasks.core.errors import DataError, PackError, UsageError
-from packcorpus.tasks.corpus.summary import notes
+from packcorpus.tasks.corpus.summary import notes, percent
 from packcorpus.tasks.dry_run.dry_run import predict
 from packcorpus.tasks.inspection.diff import compare
 from packcorpus.tasks.packing import plan
@@ -367,3 +367,14 @@ def test_a_part_of_the_data_shows_a_part_of_what_is_shared(tmp_path: Path) -> No
     assert not run.whole
     [line] = [line for line in run.warnings if line.startswith("validation: about")]
     assert line.endswith("(prompts are only compared within the sample)")
+
+
+def test_texts_have_no_prompt(tmp_path: Path) -> None:
+    records = [{"text": f"Once there were {n} cats."} for n in range(40)]
+    manifest, _ = packed(project(tmp_path, {"a.jsonl": records}, [{"path": "a.jsonl"}], validation=0.5))
+    facts = manifest.held_out
+    assert facts is not None
+    assert (facts.prompts, facts.shared, facts.near) == (0, 0, 0)
+    assert [note for note in notes(manifest) if note.kind == "held_out"] == [
+        f"validation: {facts.conversations} of 40 conversations ({percent(facts.conversations, 40)})"
+    ]
