@@ -361,6 +361,7 @@ def held_out_notes(
     if held_out.prompts:
         line += f", with {about}{counted(held_out.prompts, 'prompt')}, "
         line += f"{about}{held_out.shared:,} of which are also in train" if held_out.shared else "none of them in train"
+        line += f"{' and' if held_out.shared else ', but'} {held_out.near:,} nearly" if held_out.near else ""
     if held_out.shared:
         line += "; to keep all conversations with the same prompt on one side, set  validation_by: prompt"
     yield line + " (prompts are only compared within the sample)" * (is_sample and held_out.prompts > 0)

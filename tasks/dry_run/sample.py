@@ -9,7 +9,7 @@ A corpus of more than MOST_REPEATED conversations is planned at a smaller scale.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -205,6 +205,11 @@ class Repeated(TokenColumns):
             values += self._repetition[chosen].astype(np.uint64) * OTHER_DIGEST
         return values
 
+    def contents(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield the tokens of all conversations, if each is there once."""
+        assert len(self.rows) == self._tokens.edges[-1]
+        return self._tokens.contents()
+
     def tokens(self, conversation: int) -> np.ndarray:
         return self._tokens.tokens(int(self.rows[conversation]))
 
@@ -285,5 +290,5 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
         sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
         only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
         pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
-    account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated)
+    account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated, whole)
     return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, held_out, empty)

@@ -175,6 +175,11 @@ class HeldOutFacts(Facts):
     percent: float = Field(description="Their share of all packed conversations.")
     prompts: int = Field(description="Different prompts of these conversations.")
     shared: int = Field(description="Of these prompts, those that a conversation of the training split has, too.")
+    near: int | None = Field(
+        None,
+        description="Of the others, those that are nearly a prompt of the training split: the Jaccard index of their "
+        "runs of five tokens is at least 0.7. Absent if there are too many conversations to compare.",
+    )
 
 
 class Conversations(Facts):

@@ -116,6 +116,9 @@ def test_a_source_for_training_is_kept_out(tmp_path: Path) -> None:
     found = sides(index)
     assert "validation" not in found[0]
     assert found[1].keys() == {"train", "validation"}
+    sources = [{"path": "few.jsonl", "split": "train"}, {"path": "twice.jsonl"}, {"path": "many.jsonl"}]
+    _, index = packed(project(tmp_path / "both", sources, validation=0.9))
+    assert sides(index)[1] == {"train": 5}, "equal contents of other sources follow"
 
 
 def test_a_source_for_training_with_a_content_of_one_for_validation(tmp_path: Path) -> None:

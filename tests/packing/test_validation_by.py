@@ -23,7 +23,7 @@ from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
 from packcorpus.tasks.core.errors import DataError, PackError, UsageError
-from packcorpus.tasks.corpus.summary import notes
+from packcorpus.tasks.corpus.summary import notes, percent
 from packcorpus.tasks.dry_run.dry_run import predict
 from packcorpus.tasks.inspection.diff import compare
 from packcorpus.tasks.packing import plan
@@ -337,10 +337,11 @@ def test_a_run_and_check_say_how_many_prompts_are_shared(tmp_path: Path) -> None
     manifest, _ = packed(recipe)
     facts = manifest.held_out
     assert facts is not None
+    nearly = f" and {facts.near} nearly" * bool(facts.near)
     start = f"validation: {facts.conversations} of 320 conversations ("
     end = (
-        f" %), with {facts.prompts} prompts, {facts.shared} of which are also in train; to keep all conversations with "
-        "the same prompt on one side, set  validation_by: prompt"
+        f" %), with {facts.prompts} prompts, {facts.shared} of which are also in train{nearly}; to keep all "
+        "conversations with the same prompt on one side, set  validation_by: prompt"
     )
     said = [note for note in notes(manifest) if note.startswith(start)]
     assert [note.endswith(end) for note in said] == [True]
@@ -352,7 +353,7 @@ def test_a_run_and_check_say_how_many_prompts_are_shared(tmp_path: Path) -> None
     assert f"{facts.shared} of which are also in train" in page.read_text()
     grouped = project(tmp_path / "grouped", files, entries, validation=0.2, validation_by="prompt")
     manifest, _ = packed(grouped)
-    assert any(note.endswith("prompts, none of them in train") for note in notes(manifest))
+    assert any("prompts, none of them in train" in note for note in notes(manifest))
     assert predict(grouped.config, grouped.folder, tmp_path / "grouped").held_out == manifest.held_out
     changes = {
         change.name: (change.before, change.after) for change in compare(recipe.published, grouped.published).figures
@@ -366,3 +367,14 @@ def test_a_part_of_the_data_shows_a_part_of_what_is_shared(tmp_path: Path) -> No
     assert not run.whole
     [line] = [line for line in run.warnings if line.startswith("validation: about")]
     assert line.endswith("(prompts are only compared within the sample)")
+
+
+def test_texts_have_no_prompt(tmp_path: Path) -> None:
+    records = [{"text": f"Once there were {n} cats."} for n in range(40)]
+    manifest, _ = packed(project(tmp_path, {"a.jsonl": records}, [{"path": "a.jsonl"}], validation=0.5))
+    facts = manifest.held_out
+    assert facts is not None
+    assert (facts.prompts, facts.shared, facts.near) == (0, 0, 0)
+    assert [note for note in notes(manifest) if note.kind == "held_out"] == [
+        f"validation: {facts.conversations} of 40 conversations ({percent(facts.conversations, 40)})"
+    ]
