@@ -46,6 +46,9 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 # (bench/packing/planning.py: 19 to 28).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
+# Near-duplicates (bench/clean.py): seconds per token, and memory, of which each conversation takes a part.
+NEAR_TOKEN, NEAR_BASE, NEAR_MEMORY = 0.12e-6, 100e6, 80
+
 # A JSON array whose elements do not look alike is in memory as a whole: 8.2 bytes per byte, measured at 70 MB. A
 # smaller array takes little in comparison with BASE_MEMORY.
 ARRAY_MEMORY, SMALL_ARRAY = 8.2, 4 << 20
@@ -85,13 +88,16 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     at_once = max(1, min(workers, usable))
     text_bytes = tokens.encoded * TOKEN_BYTES / at_once
     planned = max(conversations, pieces / config.epochs)
-    memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
+    finds_near = config.duplicates == "near"
+    plan_memory = PLAN_MEMORY * planned + finds_near * (NEAR_BASE + NEAR_MEMORY * conversations)
+    memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), plan_memory)
     arrays = [file for file in recipe.files if file.container == JsonArray.name and not file.identity]
     memory += ARRAY_MEMORY * max((largest_block(file) for file in arrays if file.bytes > SMALL_ARRAY), default=0)
     encoding = sum(each.seconds * weight for each, weight in zip(chosen.sampled, weights, strict=True))
     size = sum(file.bytes for file in recipe.files)
     parts = max(len(recipe.files), size // config.part_size)
     plan = TASK + plan_seconds(max(conversations, pieces), tokens.encoded, config.epochs)
+    plan += finds_near * NEAR_TOKEN * tokens.encoded
     steps = STEP * (parts + sum(recipe.shards.values()))
     hashing = size * HASHED_BYTE / min(HASH_THREADS, usable, len(recipe.files))
     seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
