@@ -24,7 +24,8 @@ from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.errors import DataError, PackError
 from packcorpus.tasks.dry_run import dry_run
 from packcorpus.tasks.recipe import resolve
-from packcorpus.tasks.sources.evaluation_files import Item
+from packcorpus.tasks.sources.evaluation_files import Item, find_evaluation_files, read_items
+from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.tokenization import decontamination
 from packcorpus.tasks.tokenization.decontamination import LONG, SHORT, Evaluation, words_of
@@ -217,6 +218,27 @@ def test_a_corpus_lists_every_overlap_with_both_places(given: dict[str, Any], tm
     assert "decontaminate: 2 conversations left out for an overlap with gsm.jsonl (1 item)" in view
     run = dry_run.predict(load_config(tmp_path / "corpus.yaml"), tmp_path, tmp_path)
     assert run.ledger.conversations == manifest.ledger.conversations
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "questions"),
+    [
+        ("a.csv", "question,choices,answer\nWhich one?,a,B\n", ["Which one?", "B"], ["Which one?"]),
+        ("b.csv", "id;frage;loesung\n1;Welche?;B\n", ["1", "Welche?", "B"], []),
+        ("c.jsonl", '{"question": "So?", "choices": ["0", "4"], "answer": 1}\n', ["So?", "0", "4"], ["So?"]),
+        ("d.json", '[{"q": {"Question": "So?"}}]', ["So?"], ["So?"]),
+        ("e.jsonl", '"a text"\n', ["a text"], []),
+        ("f.jsonl", '{"prompt": "So?", "chosen": "a", "rejected": "b"}\n', ["So?", "a", "b"], ["So?"]),
+        ("g.jsonl", '{"instruction": "Add", "input": "1, 2", "output": "3"}\n', ["Add\n1, 2", "3"], ["Add\n1, 2"]),
+    ],
+)
+def test_items_have_any_keys(name: str, content: str, texts: list[str], questions: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    [file] = find_evaluation_files([name], tmp_path, Layout(tmp_path / "root"))
+    [item] = read_items(file, tmp_path)
+    assert item.line == 1
+    assert [text.strip() for text in item.texts] == texts
+    assert [text.strip() for text in item.questions] == questions
 
 
 def test_another_evaluation_set_makes_another_corpus(tmp_path: Path) -> None:
