@@ -47,7 +47,7 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
 # Near-duplicates (bench/clean.py): seconds per token, and memory, of which each conversation takes a part.
-NEAR_TOKEN, NEAR_BASE, NEAR_MEMORY = 0.12e-6, 100e6, 80
+NEAR_TOKEN, NEAR_BASE, NEAR_MEMORY = 0.12e-6, 100e6, 160
 
 # A JSON array whose elements do not look alike is in memory as a whole: 8.2 bytes per byte, measured at 70 MB. A
 # smaller array takes little in comparison with BASE_MEMORY.
