@@ -1,4 +1,4 @@
-"""Measure `duplicates: near` and `decontaminate` on what is planted, and their cost.
+"""Measure `duplicates: near` and `decontaminate` on planted cases, and their cost.
 
     python bench/clean.py --tokenizer FILE --words FILE [--conversations 100000] [--workers 1 2]
 

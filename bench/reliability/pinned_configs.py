@@ -148,7 +148,7 @@ def _of_sample() -> dict[str, Pinned]:
         "sample-similar": Pinned(base | {"company": "similar", "sequence_length": 512, "max_rejects": 0.5}),
         "sample-apart": Pinned(base | {"company": "apart", "epochs": 2, "sequence_length": 512, "max_rejects": 0.5}),
         "sample-subsample": Pinned(
-            base | {"sources": weighted, "weighting": "subsample", "duplicates": "exact", "train_on": "last"}
+            base | {"sources": weighted, "weighting": "subsample", "duplicates": "drop", "train_on": "last"}
         ),
         "sample-2.0": Pinned(base | {"packing": False}, trains=False, exported="", quick=True),
         "sample-groups": Pinned(base | {"plan_group": 100, "plan_chunk": 10}, removed=("plan_group", "plan_chunk")),
@@ -209,7 +209,7 @@ def _of_corpora() -> dict[str, Pinned]:
         sources[0]["limit"] = 300
         mixtures[f"corpora-{weighting}"] = Pinned(
             base
-            | {"sources": sources, "weighting": weighting, "duplicates": "exact", "epochs": 2, "validation": 0.02}
+            | {"sources": sources, "weighting": weighting, "duplicates": "drop", "epochs": 2, "validation": 0.02}
             | {"min_tokens": 8, "min_turns": 2, "template": "mistral"}
         )
     glaive = base | {"sources": tools, "tokenizer": str(kind_path("hf_byte_level")), "max_rejects": 0.9}

@@ -53,6 +53,7 @@ CONFIG = {
     "max_rejects": "strict",
     "weighting": "mix_strategy mixing_strategy stopping_strategy interleave_probs interleave_prob dataset_probs",
     "duplicates": "dataset_exact_deduplication deduplicate dedup",
+    "decontaminate": "decontamination",
     "min_tokens": "min_sample_len min_length min_seq_len",
     "max_tokens": "",
     "min_turns": "",

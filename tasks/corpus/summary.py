@@ -259,8 +259,8 @@ def explain_evaluation(manifest: Manifest) -> Iterator[str]:
         missed = f"; {counted(file.unmatched, 'item')} cannot be found: too few words of their own"
         unmatched = missed * bool(file.unmatched)
         yield (
-            f"decontaminate: {counted(file.conversations, 'conversation')} left out that overlap with one of "
-            f"{counted(file.items, 'item')} of {printable(file.path)}{unmatched}"
+            f"decontaminate: {counted(file.conversations, 'conversation')} left out for an overlap with "
+            f"{printable(file.path)} ({counted(file.items, 'item')}{unmatched})"
         )
 
 

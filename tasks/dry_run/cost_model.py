@@ -48,6 +48,9 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PROOF, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 8 << 20, 28
 TABLE_MEMORY = 50e6  # for the pages and rows of a table whose row groups are large
 
+# Near-duplicates (bench/clean.py): seconds per token, and memory, of which each conversation takes a part.
+NEAR_TOKEN, NEAR_BASE, NEAR_MEMORY = 0.12e-6, 100e6, 160
+
 
 def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
     """Return the seconds of the plan, without its TASK.
@@ -86,7 +89,9 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     of_worker, of_run = (
         TEXT_MEMORY * np.log2(1 + size / TEXT_START) for size in (text_bytes / at_once, min(text_bytes, PROOF))
     )
-    memory = BASE_MEMORY + max(of_worker, of_run + PLAN_MEMORY * planned)
+    finds_near = config.duplicates == "near"
+    plan_memory = PLAN_MEMORY * planned + finds_near * (NEAR_BASE + NEAR_MEMORY * conversations)
+    memory = BASE_MEMORY + max(of_worker, of_run + plan_memory)
     unpacked = [container_named(file.container).copied_bytes(file, config.part_size) for file in recipe.files]
     disk |= {"unpacked": sum(unpacked)} if any(unpacked) else {}
     memory += TABLE_MEMORY * any(
@@ -97,6 +102,7 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     size = sum(file.bytes for file in recipe.files)
     parts = max(len(recipe.files), (size + sum(unpacked)) // config.part_size)
     plan = TASK + plan_seconds(max(conversations, pieces), tokens.encoded, config.epochs)
+    plan += finds_near * NEAR_TOKEN * tokens.encoded
     steps = STEP * (parts + sum(recipe.shards.values()))
     # To be cut, a text is unpacked while it is hashed.
     cutting = sum(each for file, each in zip(recipe.files, unpacking, strict=True) if file.compression)

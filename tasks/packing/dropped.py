@@ -38,7 +38,7 @@ Overlaps = list[list[tuple[int, Overlap]]]
 
 
 def overlaps_of(receipts: Sequence[Mapping[str, Any]]) -> Overlaps | None:
-    """Return the overlaps in the receipts of all parts, or None without `decontaminate`."""
+    """Return the overlaps in the receipts of all parts; None if there is no check."""
     if not any(CONTAMINATED in receipt for receipt in receipts):
         return None
     return [[(record, Overlap(*rest)) for record, *rest in receipt[CONTAMINATED]] for receipt in receipts]
@@ -63,7 +63,7 @@ def contaminated_rows(overlaps: Overlaps | None, tokens: TokenColumns, bases: Se
 def evaluation_facts(
     recipe: Recipe, receipts: Sequence[Mapping[str, Any]], overlaps: Overlaps
 ) -> list[dict[str, object]]:
-    """Return what the manifest says about each file of the evaluation sets."""
+    """Return what the manifest says about each file of evaluation sets."""
     counts = Counter(overlap.file for found in overlaps for _, overlap in found)
     return [
         {"path": file.name, "container": file.container, "compression": file.compression, "format": file.format}

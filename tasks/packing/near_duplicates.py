@@ -62,7 +62,7 @@ _MASKS = hashes(np.arange(SKETCH)) >> np.uint64(4) | np.arange(SKETCH, dtype=np.
 def find_near_duplicates(tokens: TokenColumns, stays: np.ndarray, samples: Samples, encoder: Encoder) -> np.ndarray:
     """Return the near-duplicates among the conversations that stay: NEAR[n].
 
-    `stays` is true at the first sample of each of them, bool[samples]. Memory is about 80 bytes per sample.
+    `stays` is true at the first sample of each of them, bool[samples]. Memory is about 80 bytes per sample, and 100 MB.
     """
     texts = _Texts(tokens, stays, samples, encoder)
     return np.fromiter(_left_out(texts, _pairs(*_sketches(texts))), NEAR)
@@ -157,20 +157,23 @@ class _Texts:
         same = min(len(one.trained), len(other.trained)) < FEWEST  # short answers are the same or not
         if similarity < SIMILAR or _jaccard(one.trained, other.trained) < (1 if same else SIMILAR):
             return 0.0
-        numbers = [Counter(self._numbers(text.last)) for text in (one, other)]
-        contradict = (numbers[0] - numbers[1]) and (numbers[1] - numbers[0])
-        return 0.0 if contradict else similarity
+        own, others = self._numbers(one), self._numbers(other)
+        return 0.0 if own - others and others - own else similarity
 
-    def _numbers(self, values: np.ndarray) -> list[str]:
+    def _numbers(self, text: _Text) -> Counter[str]:
         """Return the numbers of a text: the digits of consecutive tokens with digits.
 
         A token counts if most of the runs that it is in do: the date in a system prompt does not.
         """
+        if text.numbers is not None:
+            return text.numbers
+        values = text.last
         counting = self.counts(_Runs(values, np.array([0, len(values)]), np.zeros(1, np.int64)).runs)
         within = np.ones(RUN, np.int64)
         counts = 2 * np.convolve(counting, within) > np.convolve(np.ones(len(counting), np.int64), within)
         digits = (self._digits(token) if counts[at] else "" for at, token in enumerate(ids_of(values).tolist()))
-        return ["".join(own) for has_digits, own in groupby(digits, bool) if has_digits]
+        text.numbers = Counter("".join(own) for has_digits, own in groupby(digits, bool) if has_digits)
+        return text.numbers
 
     def _digits(self, token: int) -> str:
         if token not in self._digits_of:
@@ -182,11 +185,12 @@ class _Texts:
 class _Text:
     """What is compared of a conversation."""
 
-    __slots__ = ("last", "runs", "trained")
+    __slots__ = ("last", "numbers", "runs", "trained")
 
     def __init__(self, runs: np.ndarray, trained: np.ndarray, last: np.ndarray):
         self.runs, self.trained = runs, trained  # distinct, sorted: those that count, and those of trained tokens
         self.last = last  # the values of its last sample, which has all of it
+        self.numbers: Counter[str] | None = None  # not counted yet
 
 
 def _split(runs: np.ndarray, owners: np.ndarray, conversations: np.ndarray) -> list[np.ndarray]:

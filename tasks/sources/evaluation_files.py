@@ -50,7 +50,7 @@ def find_evaluation_files(paths: Sequence[str], folder: Path, layout: Layout) ->
         try:
             found = find_files([Source(path=path)], folder, layout)
         except DataError as error:
-            if error.reason != "unknown_format":
+            if error.reason not in ("unknown_format", "preference_data"):
                 raise
             found = find_files([Source(path=path, format="text")], folder, layout)  # its records have other keys
         for file in found:

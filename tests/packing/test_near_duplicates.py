@@ -109,6 +109,8 @@ def test_short_answers_are_the_same(tmp_path: Path) -> None:
 def test_short_conversations_and_common_beginnings_are_not_alike(tmp_path: Path) -> None:
     short = words(4, FEWEST // 2)
     assert not found_in(tmp_path, [(short, words(5, 8)), (short, words(5, 8))]), "only equal contents are dropped"
+    refrain = words(4, FEWEST // 4) * 20  # many runs, but few distinct ones
+    assert not found_in(tmp_path, [(refrain, words(5, 8)), (refrain, words(5, 8))])
     system, answer = words(6, 300), words(7, 30)
     texts = [(system + words(number + 10, 30), answer) for number in range(200)]
     assert not found_in(tmp_path, texts)

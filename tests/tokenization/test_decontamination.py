@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +24,10 @@ from packcorpus.tasks.config import load_config
 from packcorpus.tasks.core.errors import DataError, PackError
 from packcorpus.tasks.dry_run import dry_run
 from packcorpus.tasks.recipe import resolve
-from packcorpus.tasks.sources.evaluation_files import Item
+from packcorpus.tasks.sources.evaluation_files import Item, find_evaluation_files, read_items
+from packcorpus.tasks.storage.layout import Layout
 from packcorpus.tasks.storage.manifest import load_manifest
+from packcorpus.tasks.tokenization import decontamination
 from packcorpus.tasks.tokenization.decontamination import LONG, SHORT, Evaluation, words_of
 from packcorpus.tasks.verification.verify import verify
 
@@ -134,6 +138,12 @@ def test_all_planted_overlaps_are_found(sizes: list[int], before: int, seed: int
     assert places(evaluation, f"{line} {text_of(seed + 900, 60)}") == [None]
 
 
+def test_words_are_compared_if_hashes_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decontamination, "_hashed", lambda words, count: np.ones(count, np.uint64))
+    evaluation = evaluation_of([LONG_ITEM])
+    assert places(evaluation, text_of(6, 40), " ".join(LONG_ITEM.split()[:LONG])) == [None, (0, 1)]
+
+
 @pytest.mark.parametrize("text", ["今日は天気がとても良いので散歩に行きましょう", "สวัสดีชาวโลกวันนี้อากาศดีมาก"])
 def test_scripts_without_spaces_have_a_word_for_each_character(text: str) -> None:
     assert places(evaluation_of([text]), f"abc{text}def", text[:9]) == [(0, 1), None]
@@ -205,9 +215,30 @@ def test_a_corpus_lists_every_overlap_with_both_places(given: dict[str, Any], tm
     assert f"overlaps with gsm.jsonl:1 of an evaluation set: {listed[0]['text'][:20]}" in said
     view = shown(path, width=300)
     assert f"{len(FOUND)} overlap with an evaluation set" in view
-    assert "decontaminate: 2 conversations left out that overlap with one of 1 item of gsm.jsonl" in view
+    assert "decontaminate: 2 conversations left out for an overlap with gsm.jsonl (1 item)" in view
     run = dry_run.predict(load_config(tmp_path / "corpus.yaml"), tmp_path, tmp_path)
     assert run.ledger.conversations == manifest.ledger.conversations
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "questions"),
+    [
+        ("a.csv", "question,choices,answer\nWhich one?,a,B\n", ["Which one?", "B"], ["Which one?"]),
+        ("b.csv", "id;frage;loesung\n1;Welche?;B\n", ["1", "Welche?", "B"], []),
+        ("c.jsonl", '{"question": "So?", "choices": ["0", "4"], "answer": 1}\n', ["So?", "0", "4"], ["So?"]),
+        ("d.json", '[{"q": {"Question": "So?"}}]', ["So?"], ["So?"]),
+        ("e.jsonl", '"a text"\n', ["a text"], []),
+        ("f.jsonl", '{"prompt": "So?", "chosen": "a", "rejected": "b"}\n', ["So?", "a", "b"], ["So?"]),
+        ("g.jsonl", '{"instruction": "Add", "input": "1, 2", "output": "3"}\n', ["Add\n1, 2", "3"], ["Add\n1, 2"]),
+    ],
+)
+def test_items_have_any_keys(name: str, content: str, texts: list[str], questions: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    [file] = find_evaluation_files([name], tmp_path, Layout(tmp_path / "root"))
+    [item] = read_items(file, tmp_path)
+    assert item.line == 1
+    assert [text.strip() for text in item.texts] == texts
+    assert [text.strip() for text in item.questions] == questions
 
 
 def test_another_evaluation_set_makes_another_corpus(tmp_path: Path) -> None:
@@ -217,6 +248,8 @@ def test_another_evaluation_set_makes_another_corpus(tmp_path: Path) -> None:
     again = resolve(tmp_path / "corpus.yaml", tmp_path)
     assert again.corpus_key == recipe.corpus_key != without.corpus_key
     assert again.token_keys == recipe.token_keys != without.token_keys
+    sent = pickle.loads(pickle.dumps(recipe))  # noqa: S301 - to another process
+    assert sent.tokens_key(recipe.parts[0]) == recipe.token_keys[0]
     (tmp_path / "lines.txt").write_text("another question for the model", encoding="utf-8")
     other = resolve(tmp_path / "corpus.yaml", tmp_path)
     assert other.corpus_key != recipe.corpus_key
