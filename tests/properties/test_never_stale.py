@@ -75,6 +75,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlong": ("drop", {}),
     "split_at": ("tokens", {}),
     "validation": (0.25, {}),
+    "validation_by": ("prompt", {"validation": 0.25}),
     "max_rejects": (0.5, {}),
     "weighting": ("token_share", {}),
     "duplicates": ("exact", {}),
@@ -121,6 +122,7 @@ NO_EFFECT: dict[str, list[Any]] = {"part_size": [1024, 3000, 1 << 30], "engine":
 SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "ignore", "weight", "limit"} | {
     "drop_roles",
     "tokenizer_sha256",
+    "split",
 }
 
 
