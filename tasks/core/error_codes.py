@@ -187,7 +187,7 @@ _ALL = [
          "a plan numbers them with 32 bits", "divide the sources into several corpora"),
     Code("E256", "both_splits", DATA, "A conversation is in sources of both splits.",
          "one source has split: train, another has split: validation",
-         "set duplicates: drop, or remove split: train"),
+         "set duplicates: exact, or remove split: train"),
     Code("E261", "media_data", DATA, "A record has images, audio, or video.",
          "the data is for a multimodal model",
          "use other data, or leave the key out with `ignore`"),

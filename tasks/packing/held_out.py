@@ -88,7 +88,7 @@ def check_sides(held_out: np.ndarray, stays: np.ndarray, tokens: TokenColumns, r
                 places = [_place(tokens, recipe, number) for number in (chunk.start + at, other)]
                 by = recipe.config.validation_by
                 what = {"conversation": "content", "prompt": "prompt"}.get(by, f"value of {by}")
-                drop = "set duplicates: drop, or " * (by == "conversation")
+                drop = "set duplicates: exact, or " * (by == "conversation")
                 raise DataError(
                     "both_splits",
                     f"{places[0]}: its source has split: train, but the same {what} is held out as {places[1]}, by a "
