@@ -134,8 +134,9 @@ def test_all_planted_overlaps_are_found(sizes: list[int], before: int, seed: int
         is_short = len(words_of(item)) < SHORT
         text = disguised(item) if is_short else f"{text_of(seed + 5, before)} {disguised(item)} {text_of(seed + 6, 5)}"
         assert places(evaluation, text) == [(0, number)]
-    # Other words never overlap, even with the same beginning.
-    assert places(evaluation, f"{line} {text_of(seed + 900, 60)}") == [None]
+    # Other words never overlap, even with the same beginning, unless that is of one item only.
+    found = (0, 1) if len(items) == 1 and shared >= LONG else None
+    assert places(evaluation, f"{line} {text_of(seed + 900, 60)}") == [found]
 
 
 def test_words_are_compared_if_hashes_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
