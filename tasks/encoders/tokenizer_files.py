@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from packcorpus.tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from packcorpus.tasks.core.printable import suggest
+from packcorpus.tasks.core.printable import closest
 from packcorpus.tasks.encoders.auto_classes import NAMES, VERSION, Settings
 from packcorpus.tasks.encoders.auto_tokenizer import Loaded, find_class, load
 from packcorpus.tasks.encoders.encoder import Encoder, token_name
@@ -215,8 +215,12 @@ def locate_tokenizer(named: str, path: Path, commit: str = "") -> tuple[Path, st
 def similar_beside(path: Path) -> str:
     """Return "; did you mean X?" for a folder or a model beside a path, or ""."""
     with suppress(OSError):
-        names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() or entry.name.endswith(".model")]
-        return suggest(path.name, names)
+        found = {
+            Path(entry.name).stem: entry.name for entry in os.scandir(path.parent) if entry.name.endswith(".model")
+        }
+        found |= {entry.name: entry.name for entry in os.scandir(path.parent) if entry.is_dir()}
+        if close := closest(path.name.removesuffix(".model"), found):
+            return f"; did you mean {found[close[0]]}?"
     return ""
 
 

@@ -86,6 +86,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "epochs": (2, {}),
     "balance": ({"ranks": 2}, {}),
     "neighbors": ("similar", {}),
+    "order": ("source", {}),
     "align": (8, {}),
     "padding": ("none", {}),
     "loss_weight": ("conversation", {}),

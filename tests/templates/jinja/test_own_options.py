@@ -29,7 +29,7 @@ from packcorpus.tasks.templates.jinja.engines import MOST_OPTIONS, Engines
 from packcorpus.tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
 from packcorpus.tasks.templates.spans import Sample, trained_turns
 from packcorpus.tasks.tokenization.prepare import Preparer, comparable
-from packcorpus.tasks.tokenization.samples import prepare_spans, roles_of
+from packcorpus.tasks.tokenization.samples import Prepared, prepare_spans, prompt_digest, roles_of
 from packcorpus.tasks.tokenization.skeletons import skeletons_of
 
 KIND = "hf_byte_level"
@@ -74,6 +74,15 @@ def rendered(conversation: Conversation, source: str, **options: Any) -> str:
     own = conversation.template_options or {}
     library = reference(KIND)
     return str(library.apply_chat_template(messages, chat_template=source, tokenize=False, **{**options, **own}))
+
+
+def prepared(template: JinjaTemplate, conversation: Conversation, trained: list[bool]) -> list[Prepared]:
+    """Return the samples that a template renders, without a skeleton."""
+    found = template.samples(conversation, trained)
+    ready = [prepare_spans(conversation, sample, template.encoder) for sample in found]
+    for sample in ready:
+        sample.prompt = prompt_digest(conversation, trained, sample.digest)
+    return ready
 
 
 def samples_of(template: Any, conversation: Conversation) -> list[Sample]:
@@ -148,9 +157,7 @@ def test_a_filled_conversation_has_its_own_options(options: dict[str, Any] | Non
     if enabled:
         trained = [False] * (len(trained) - 1) + [True]
     filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, trained)
-    expected = [
-        prepare_spans(conversation, sample, template.encoder) for sample in template.samples(conversation, trained)
-    ]
+    expected = prepared(template, conversation, trained)
     assert filled is not None
     assert [*map(comparable, filled)] == [*map(comparable, expected)]
 
@@ -279,8 +286,7 @@ def test_filled_conversations_have_their_parts(source: str) -> None:
         in_parts(("user", "2+2?", "Now."), ("assistant", "4.")),
         in_parts(("user", "2+2?"), ("assistant", "It is", "4.")),
     ):
-        samples = template.samples(conversation, [False, True])
-        expected = [prepare_spans(conversation, sample, template.encoder) for sample in samples]
+        expected = prepared(template, conversation, [False, True])
         filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, [False, True])
         reads = any(
             template._checks_for(conversation).forms.reads_lists(m.role) for m in conversation.messages if m.parts
