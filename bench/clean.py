@@ -30,6 +30,8 @@ from typing import Any
 
 import yaml
 
+from packcorpus.tasks.tokenization.decontamination import words_of
+
 ROOT = Path(__file__).resolve().parent.parent
 EDITS = (1, 2, 5, 10, 20)  # percent of the words
 OTHERS = ("another answer", "another number")
@@ -134,7 +136,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="packcorpus-clean-") as name:
-        planted = write(Path(name), given.words.read_text("utf-8").split(), given.conversations)
+        # Planted words are words for `decontaminate`, too: an equals sign is none, and "3.50" is two.
+        words = [word for word in given.words.read_text("utf-8").split() if len(words_of(word)) == 1]
+        planted = write(Path(name), words, given.conversations)
         print("| run | workers | seconds | CPU s | peak MB | tokens |\n|---|---|---|---|---|---|")
         lists: dict[str, list[list[dict[str, Any]]]] = {}
         for workers in given.workers:

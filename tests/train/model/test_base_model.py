@@ -158,7 +158,7 @@ def test_code_of_a_model_is_not_executed(tmp_path: Path) -> None:
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     message = refusal(InputMissing, read_config, "owner/no-such-model")
-    assert message.startswith("base_model: 'owner/no-such-model' is not a local folder and could not be downloaded")
+    assert message.startswith("base_model: 'owner/no-such-model' is not a local folder; it could not be downloaded")
 
 
 # -- the contract ------------------------------------------------------------------------------------------------------
