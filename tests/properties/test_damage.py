@@ -30,7 +30,8 @@ SEED = 1
 SAID_ONCE = {
     "tokenizer.engine",
     "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped", "ledger.pieces.inside",
-    "held_out.near", "held_out.shared", "ledger.tokens.rejected", "noticed.control_text_seen", "noticed.empty_prompts", "noticed.not_round_trip",
+    "held_out.near", "held_out.shared", "ledger.tokens.rejected",
+    "noticed.control_text_seen", "noticed.empty_prompts", "noticed.not_round_trip",
     "noticed.unknown_tokens", "noticed.unusual_order", "packing_metadata.algorithm", "packing_metadata.lower_bound",
     "config.sources.0.format", "config.tokenizer", "texts_version",
 }  # fmt: skip
