@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="packcorpus-clean-") as name:
-        # Planted words are words for `decontaminate`, too: an equals sign is none, and "3.50" is two.
+        # `decontaminate` does not count an equals sign as a word, and "3.50" as two.
         words = [word for word in given.words.read_text("utf-8").split() if len(words_of(word)) == 1]
         planted = write(Path(name), words, given.conversations)
         print("| run | workers | seconds | CPU s | peak MB | tokens |\n|---|---|---|---|---|---|")

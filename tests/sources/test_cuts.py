@@ -99,7 +99,7 @@ def test_an_array_is_cut_between_elements(
 ) -> None:
     """Cuts do not depend on what is read at once; records keep their numbers.
 
-    Blocks are no larger than what is read, so only those of the size of a part can be compared.
+    A block is at most what is read at once, so only those of the size of a part can be compared.
     """
     data, elements = array
     found = []
