@@ -38,7 +38,7 @@ SAID_ONCE = {
 
 # Facts that the loader does not check, because no row depends on them. `verify` recounts them.
 INFORMATION = (
-    "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "texts_version",
+    "held_out.", "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "texts_version",
     "tokenizer.", "config.", "template.leading_space",
 )  # fmt: skip
 
