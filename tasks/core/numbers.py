@@ -113,3 +113,10 @@ def _mix(z: np.ndarray, seed: int, stream: int) -> None:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         z ^= z >> np.uint64(shift)
         z *= np.uint64(factor)
+
+
+def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return whether each value is among `known`, which is sorted."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    return np.asarray(known[np.searchsorted(known, values).clip(max=len(known) - 1)] == values)

@@ -18,6 +18,7 @@ import numpy as np
 
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.errors import DataError, UsageError
+from packcorpus.tasks.core.numbers import is_in
 from packcorpus.tasks.core.printable import counted, suggest
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.token_files import TokenColumns
@@ -147,13 +148,6 @@ def _groups_of(tokens: TokenColumns, recipe: Recipe, split: str) -> np.ndarray:
     parts = _of_split(tokens, recipe, split)
     found = [groups for part in parts for _, groups in _groups(tokens, recipe, part.start, part.stop)]
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
-
-
-def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return whether each value is among `known`, which is sorted."""
-    if not len(known):
-        return np.zeros(len(values), np.bool_)
-    return np.asarray(known[np.searchsorted(known, values).clip(max=len(known) - 1)] == values)
 
 
 def _place(tokens: TokenColumns, recipe: Recipe, number: int) -> str:

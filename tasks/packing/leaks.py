@@ -16,27 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packcorpus.tasks.core.numbers import hashes
-from packcorpus.tasks.packing.held_out import is_in
+from packcorpus.tasks.core.numbers import hashes, is_in
+from packcorpus.tasks.packing.near_duplicates import ALIKE, CACHED, SIMILAR, SKETCH, counts_of, runs_of
+from packcorpus.tasks.packing.neighbors import FEW, SPREAD, ids_of
 from packcorpus.tasks.packing.pieces import CHUNK, Pieces
 from packcorpus.tasks.storage.token_files import TokenColumns
 
-# Consecutive ids in a run, and the least Jaccard index of near prompts, as of near-duplicates.
-RUN, SIMILAR = 5, 0.7
-# A run is frequent if it occurs more than FEW times, and more than once per SPREAD prompts, among up to COUNTED prompts
-# at equal distances.
-FEW, SPREAD, COUNTED = 50, 1000, 1 << 16
-SLOTS = 1 << 20  # in which runs are counted: 8 MB
-# Minima of a prompt; two are a label. Of the pairs with a Jaccard index of SIMILAR, 1 - (1 - 0.7²)⁸ = 99.5 % share one.
-SKETCH = 16
-# Minima that near prompts have in common. Pairs of SIMILAR have fewer in 1 of 500 cases.
-ALIKE = 6
+# Runs are counted in up to COUNTED prompts at equal distances, in SLOTS slots: 8 MB.
+COUNTED, SLOTS = 1 << 16, 1 << 20
 # Of a longer prompt, its last tokens are compared. With more prompts, those that are near are not counted: they would
 # take more than 500 MB.
 LONGEST, MOST = 1 << 9, 1 << 22
-CACHED = 1 << 15  # tokens processed at a time, which fit in a cache
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MASKS = (hashes(np.arange(SKETCH)) >> np.uint64(32)).astype(np.uint32)
 
 
@@ -117,15 +108,8 @@ class _Texts:
         self._tokens, self._numbers = tokens, numbers
         self._lengths = np.full(len(numbers), -1, np.int32)  # tokens of the prompts; -1 until it is known
         self._is_frequent = np.zeros(SLOTS, np.bool_)
-        counts, gathered, size = np.zeros(SLOTS, np.int64), [np.empty(0, np.int64)], 0
         some = np.arange(0, len(numbers), max(1, -(-len(numbers) // COUNTED)))
-        for found in self._runs(some):
-            gathered.append(_slots(found.runs))
-            size += len(gathered[-1])
-            if size >= SLOTS:
-                counts += np.bincount(np.concatenate(gathered), minlength=SLOTS)
-                gathered, size = [], 0
-        counts += np.bincount(np.concatenate([*gathered, np.empty(0, np.int64)]), minlength=SLOTS)
+        counts = counts_of((_slots(found.runs) for found in self._runs(some)), SLOTS)
         self._is_frequent = counts > max(FEW, len(some) // SPREAD)
 
     def sketches(self) -> np.ndarray:
@@ -183,14 +167,8 @@ def _runs_in(values: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
     lengths = ends - starts
     before = np.cumsum(lengths) - lengths
     ids = values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)]
-    ids ^= ids >> 31
-    hashed, owners = hashes(ids), np.repeat(np.arange(len(starts)), lengths)
-    count = max(0, len(ids) - RUN + 1)
-    runs = np.zeros(count, np.uint64)
-    for number in range(RUN):
-        runs *= _FACTOR
-        runs += hashed[number : number + count]
-    runs ^= runs >> np.uint64(29)
+    runs, owners = runs_of(ids_of(ids)), np.repeat(np.arange(len(starts)), lengths)
+    count = len(runs)
     inside = owners[:count] == owners[len(ids) - count :]
     return runs[inside], owners[:count][inside]
 

@@ -22,7 +22,7 @@ with the first one and with the one before it, so time and memory are linear, ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -68,6 +68,31 @@ def find_near_duplicates(tokens: TokenColumns, stays: np.ndarray, samples: Sampl
     return np.fromiter(_left_out(texts, _pairs(*_sketches(texts))), NEAR)
 
 
+def runs_of(ids: np.ndarray) -> np.ndarray:
+    """Return the hash of each run of RUN ids, across all texts: uint64."""
+    count = max(0, len(ids) - RUN + 1)
+    # A polynomial of hashed ids takes a third of the time of hashing an id after the other.
+    hashed, runs = hashes(ids), np.zeros(count, np.uint64)
+    for number in range(RUN):
+        runs *= _FACTOR
+        runs += hashed[number : number + count]
+    runs ^= runs >> np.uint64(29)
+    return runs
+
+
+def counts_of(found: Iterable[np.ndarray], slots: int) -> np.ndarray:
+    """Count how often each slot is found, int64[slots], many at a time."""
+    counts, gathered, size = np.zeros(slots, np.int64), [np.empty(0, np.int64)], 0
+    for some in found:
+        gathered.append(some)
+        size += len(some)
+        if size >= slots:
+            counts += np.bincount(np.concatenate(gathered), minlength=slots)
+            gathered, size = [], 0
+    counts += np.bincount(np.concatenate([*gathered, np.empty(0, np.int64)]), minlength=slots)
+    return counts
+
+
 class _Runs:
     """The runs of some consecutive rows of token files.
 
@@ -77,14 +102,8 @@ class _Runs:
 
     def __init__(self, values: np.ndarray, offsets: np.ndarray, rows: np.ndarray):
         owners = np.repeat(rows, np.diff(offsets))
-        count = max(0, len(values) - RUN + 1)
-        # A polynomial of hashed ids takes a third of the time of hashing an id after the other.
-        hashed = hashes(ids_of(values))
-        runs = np.zeros(count, np.uint64)
-        for number in range(RUN):
-            runs *= _FACTOR
-            runs += hashed[number : number + count]
-        runs ^= runs >> np.uint64(29)
+        runs = runs_of(ids_of(values))
+        count = len(runs)
         row = np.repeat(np.arange(len(rows)), np.diff(offsets))
         inside = row[:count] == row[len(row) - count :]
         self.runs, self.owners = runs[inside], owners[:count][inside]
@@ -100,14 +119,8 @@ class _Texts:
         self.lengths = samples.total(tokens.column("length"))  # of all samples of a conversation
         wanted = int(self.lengths.sum(dtype=np.int64)) // TOKENS_PER_SLOT
         slots = min(max(LEAST_SLOTS, 1 << wanted.bit_length()), MOST_SLOTS)
-        self._mask, counts, gathered, size = np.uint64(slots - 1), np.zeros(slots, np.int64), [np.empty(0, np.int64)], 0
-        for found in self.slices():
-            gathered.append(self._slot(found.runs[stays[found.owners]]))
-            size += len(gathered[-1])
-            if size >= slots:
-                counts += np.bincount(np.concatenate(gathered), minlength=slots)
-                gathered, size = [], 0
-        counts += np.bincount(np.concatenate([*gathered, np.empty(0, np.int64)]), minlength=slots)
+        self._mask = np.uint64(slots - 1)
+        counts = counts_of((self._slot(found.runs[stays[found.owners]]) for found in self.slices()), slots)
         self._is_frequent = counts > max(FEW, int(np.count_nonzero(stays)) // SPREAD)
 
     def _slot(self, runs: np.ndarray) -> np.ndarray:

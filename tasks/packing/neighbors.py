@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from packcorpus.tasks.config import Config
-from packcorpus.tasks.core.numbers import MOST, draws, hashes
+from packcorpus.tasks.core.numbers import MOST, draws, hashes, is_in
 from packcorpus.tasks.packing.bin_packing import CHUNK
 from packcorpus.tasks.storage.token_files import TokenColumns
 
@@ -317,7 +317,7 @@ class EarlierRows:
         A row keeps its group if no other piece has the length of one of its pieces, or if no swap that is tried helps.
         """
         sums = _sums(row, of, rows)
-        again = self._has_seen(sums) & (np.bincount(row, minlength=rows) > 1)
+        again = is_in(sums, self._seen) & (np.bincount(row, minlength=rows) > 1)
         if not again.any():
             return
         counts = np.bincount(lengths)
@@ -342,19 +342,12 @@ class EarlierRows:
                 if there == here or not gain.any():
                     continue
                 new = np.concatenate([sums[[here]] + gain, sums[[there]] - gain])
-                if self._has_seen(new).any():
+                if is_in(new, self._seen).any():
                     continue
                 sums[here], sums[there] = new
                 again[here] = again[there] = False
                 _swap(row, start, piece, other)
                 break
-
-    def _has_seen(self, sums: np.ndarray) -> np.ndarray:
-        """Return which of these groups have shared a row, bool."""
-        if not len(self._seen):
-            return np.zeros(len(sums), np.bool_)
-        # `_seen` is sorted already; np.isin would sort it again.
-        return self._seen[np.searchsorted(self._seen, sums).clip(max=len(self._seen) - 1)] == sums
 
 
 def _sums(row: np.ndarray, of: np.ndarray, rows: int) -> np.ndarray:

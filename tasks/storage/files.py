@@ -71,6 +71,21 @@ class HashingWriter:
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
     """Write `path` completely, or raise StorageError and write nothing."""
+    with scratch_file(path, sync=True) as file:
+        writer, handle = HashingWriter(file, algorithm), file.fileno()
+        yield writer
+        file.flush()
+        arrived = os.fstat(handle).st_size
+        if arrived != writer.size:
+            raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
+
+
+@contextmanager
+def scratch_file(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
+    """Write `path` completely or not at all.
+
+    Without `sync`, a power failure may cut it.
+    """
     with _writing(path):
         make_folder(path.parent)
         remove_abandoned(path)
@@ -78,33 +93,13 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with _open_locked(temporary, "xb") as file:
-                writer, handle = HashingWriter(file, algorithm), file.fileno()
-                yield writer
-                file.flush()
-                arrived = os.fstat(handle).st_size
-                if arrived != writer.size:
-                    raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
-                _sync(handle)
-                os.rename(temporary, path)
-            sync_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-
-@contextmanager
-def scratch_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write `path` as `atomic_file` does, but a power failure may cut the file."""
-    with _writing(path):
-        make_folder(path.parent)
-        remove_abandoned(path)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        try:
-            with _open_locked(temporary, "xb") as file:
                 yield file
                 file.flush()
+                if sync:
+                    _sync(file.fileno())
                 os.rename(temporary, path)
+            if sync:
+                sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)

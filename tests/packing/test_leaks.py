@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import make_recipe, pack_corpus
 
-from packcorpus.tasks.packing import leaks
+from packcorpus.tasks.packing import leaks, neighbors
 from packcorpus.tasks.packing.leaks import _Texts, count_leaks
 from packcorpus.tasks.packing.plan import select_pieces
 from packcorpus.tasks.recipe import Recipe
@@ -57,7 +57,7 @@ def recount(tokens: TokenColumns, held_out: np.ndarray) -> int:
     for number in range(tokens.edges[-1]):
         values = tokens.tokens(number)
         ids = [int(value) ^ (int(value) >> 31) for value in values[: int(np.argmax(values >= 0))]][-leaks.LONGEST :]
-        prompts.append([tuple(ids[at : at + leaks.RUN]) for at in range(len(ids) - leaks.RUN + 1)])
+        prompts.append([tuple(ids[at : at + neighbors.RUN]) for at in range(len(ids) - neighbors.RUN + 1)])
     distinct = dict.fromkeys(map(tuple, prompts))
     often = Counter(run for prompt in distinct for run in prompt)
     common = {run for run, count in often.items() if count > max(leaks.FEW, len(distinct) // leaks.SPREAD)}
