@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from packcorpus.tasks.core.errors import DataError
-from packcorpus.tasks.readers.lines import CHUNK, Range, Read, decompressed
+from packcorpus.tasks.readers.lines import CHUNK, HASH_CHUNK, Range, Read, decompressed, read_ahead
 from packcorpus.tasks.readers.strict_json import decode_block
 
 MAX_RECORD_BYTES = 16_000_000
@@ -144,7 +144,7 @@ class Container:
             stream = _Passing(chunks, whole.update)
             with io.BufferedReader(stream, CHUNK) as source:
                 read = decompressed(source, file.compression, file.name)
-                _, ranges = self.split_text(file, part_size, iter(partial(read, CHUNK), b""))
+                _, ranges = self.split_text(file, part_size, read_ahead(iter(partial(read, HASH_CHUNK), b"")))
             if len(ranges) > 1:
                 return whole.hexdigest(), ranges
         else:

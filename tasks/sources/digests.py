@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from packcorpus.tasks.conversations.formats import FORMAT_NAMES
 from packcorpus.tasks.core.errors import StorageError
 from packcorpus.tasks.readers.containers import container_named
-from packcorpus.tasks.readers.lines import Range
+from packcorpus.tasks.readers.lines import HASH_CHUNK, Range, read_ahead
 from packcorpus.tasks.sources.blocks import BLOCK, BlockDigests, HashedBlocks, fetch_all
 from packcorpus.tasks.sources.model import Source, SourceFile
 from packcorpus.tasks.storage.files import read_receipt, write_receipt
@@ -42,7 +42,6 @@ FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names
 
 Found = TypeVar("Found")
 
-HASH_CHUNK = 1 << 20  # bytes hashed at once
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
 
@@ -185,7 +184,7 @@ def hash_file(
     started = cache.start(file) if cache else []
     blocks = HashedBlocks(min(BLOCK, HASH_CHUNK))
     read = fetch_all(file.path, file.name, file.facts, check) if file.identity else _chunks(file.path, check)
-    ranges = container_named(file.container).split(file, part_size, blocks.passing(read))
+    ranges = container_named(file.container).split(file, part_size, read_ahead(blocks.passing(read)))
     hashed = Hashed(*ranges, blocks.digests)
     file.check_unchanged()
     if cache:
