@@ -86,6 +86,7 @@ SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
 WITHOUT_PACKING = {
     "neighbors": "no row is shared",
     "loss_weight": "rows have no column for it",
+    "share": "the trainer tokenizes the conversations",
     "balance": "the trainer creates and orders the batches",
     "order": "the trainer orders the conversations",
     "align": "a row has text instead of tokens",
@@ -104,6 +105,8 @@ NOT_WITH_LENGTHS = {
 NOT_TOGETHER = (
     ("padding", "loss_weight", "rows without padding have no column for weights"),
     ("padding", "balance", "rows of a balanced order are equally long"),
+    ("share", "padding", "trees need rows of one length"),
+    ("share", "align", "the pieces of a tree follow one another without gaps"),
     ("order", "balance", "both order the rows"),
     ("order", "neighbors", "both choose which conversations share a row"),
     ("order", "epochs", "neighbors in the data would share rows in each packing"),
@@ -332,6 +335,11 @@ class Config(BaseModel):
     )
     default_system: Annotated[str | None, ADVANCED_TOKENS] = Field(
         None, min_length=1, description="System message for conversations without one; never trained on."
+    )
+    share: Annotated[Literal["none", "conversation"], Key(("corpus",), if_set=True)] = Field(
+        "none",
+        description="Whose samples share the tokens that they begin with, in rows that are trees. none: each sample is "
+        "stored whole; conversation: the samples of a conversation store what they share once.",
     )
     loss_weight: Annotated[Literal["none", "data", "conversation", "both"], IF_SET] = Field(
         "none",
@@ -611,7 +619,7 @@ class Config(BaseModel):
     def rows(self) -> RowLayout:
         """Return the layout of rows."""
         mix = self.mix if len(self.row_lengths) > 1 else None
-        return RowLayout(self.row_lengths, self.align, self.padding, mix, self.loss_weight)
+        return RowLayout(self.row_lengths, self.align, self.padding, mix, self.loss_weight, self.share)
 
     def in_key(self, key: str) -> dict[str, Any]:
         """Return the settings that enter a key, in the order of the fields."""

@@ -2,11 +2,12 @@
 
     plan of one shard + token files ─write_shard─▶ train-00000-of-00004.arrow
                                                     input_ids, attention_mask, labels, position_ids
-                                                    (loss_weight, if the config sets it)
+                                                    (end and loss_weight, if the config sets them)
 
 A row has L tokens: conversations, each closed by the EOS separator, then padding. With `align`, padding also fills the
 gap between a conversation and the next multiple. With `padding: none`, the padding after the last conversation is left
-out, and columns are lists. Rows are built in batches: every piece of a conversation is read once, directly into its
+out, and columns are lists. With `share`, pieces of a tree follow one another, and `end` is where the part of the tree
+ends that sees a token. Rows are built in batches: every piece of a conversation is read once, directly into its
 place, and the four columns are computed from there.
 """
 
@@ -35,7 +36,7 @@ class Rows:
     """Columns of R rows of L tokens.
 
     Columns are int32[R, L], except attention_mask, int8[R, L], and loss_weight, float32[R, L]. Without weights,
-    loss_weight has no rows.
+    loss_weight has no rows, and without trees, end has none.
     """
 
     input_ids: np.ndarray
@@ -43,16 +44,18 @@ class Rows:
     labels: np.ndarray
     position_ids: np.ndarray
     loss_weight: np.ndarray
+    end: np.ndarray
 
     @classmethod
-    def room(cls, rows: int, length: int, weighted: bool = False) -> Rows:
+    def room(cls, rows: int, length: int, weighted: bool = False, shared: bool = False) -> Rows:
         """Allocate rows for reuse.
 
         Allocating new memory would take as much time as the computation.
         """
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
         weights = np.empty((rows * weighted, length), np.float32)
-        return cls(ids, np.empty((rows, length), np.int8), labels, positions, weights)
+        ends = np.empty((rows * shared, length), np.int32)
+        return cls(ids, np.empty((rows, length), np.int8), labels, positions, weights, ends)
 
     def first(self, rows: int) -> Rows:
         """Return views of the first rows."""
@@ -97,6 +100,39 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     positions.fill(1)
     positions[restarts] = 1 - np.diff(restarts, prepend=np.int32(-1))
     np.cumsum(positions, out=positions)
+    if "shared" in plan:
+        before = np.zeros(len(restarts), np.int32)
+        before[is_piece] = plan["shared"]
+        positions += np.repeat(before, sizes)
+        room.end.reshape(-1)[:] = np.arange(rows * length) + 1
+        _write_ends(plan["shared"], starts, ends, room.end.reshape(-1))
+        room.end[:] -= (np.arange(rows, dtype=np.int32) * length)[:, None]
+
+
+def _write_ends(shared: np.ndarray, starts: np.ndarray, ends: np.ndarray, out: np.ndarray) -> None:
+    """Write where the part of the tree ends that sees each token: the place after it.
+
+    A later piece of the tree sees the first `shared` tokens of the path before it. `starts` and `ends` are the places
+    of the pieces in `out`.
+    """
+    path: list[tuple[int, int, int]] = []  # runs of tokens that the next piece may see: first and last depth, place
+    last = 0
+
+    def close(depth: int, at: int) -> None:
+        """Note that no later piece sees the tokens of the path from `depth` on."""
+        while path and path[-1][1] > depth:
+            first, after, place = path.pop()
+            kept = max(0, depth - first)
+            out[place + kept : place + after - first] = at
+            if kept:
+                path.append((first, depth, place))
+                return
+
+    for depth, start, end in zip(shared.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        close(depth, start if depth else last)
+        path.append((depth, depth + end - start, start))
+        last = end
+    close(0, last)
 
 
 def _repeat(plan: dict[str, np.ndarray], tokens: TokenFiles, starts: np.ndarray, values: np.ndarray) -> None:
@@ -208,7 +244,7 @@ def write_shard(
     key: str,
     weighting: Weighting | None = None,
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0 or 3.1, whose rows have `length` tokens.
+    """Write one shard of format 3.0 to 3.2, whose rows have `length` tokens.
 
     `special` has the ids of EOS and padding. Returns the bytes, sha256, rows, packed tokens, and trained tokens of the
     shard; with `weighting`, also the sum of its weights.
@@ -220,7 +256,7 @@ def write_shard(
     step = max(1, BATCH_TOKENS // length)
     counts: dict[str, Any] = {"rows": rows, "packed": 0, "trained": 0}
     sums: list[float] = []
-    room = Rows.room(min(rows, step), length, weighting is not None)
+    room = Rows.room(min(rows, step), length, weighting is not None, layout.is_shared)
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
             # A shard without rows has one empty batch, because datasets cannot open a file without batches.

@@ -38,6 +38,7 @@ from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
 from packcorpus.tasks.packing.column_generation import rows_of
 from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
+from packcorpus.tasks.packing.trees import Units
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.digests import DigestCache
 from packcorpus.tasks.sources.evaluation_files import find_evaluation_files
@@ -140,13 +141,13 @@ def predict(
 
 def _rows(chosen: Selection) -> tuple[dict[str, int], np.ndarray]:
     rows: dict[str, int] = {}
-    config, lengths, held_out = chosen.recipe.config, chosen.pieces.lengths(), chosen.pieces.held_out()
+    config, units = chosen.recipe.config, Units.of(chosen.pieces)
     squares = np.zeros(0, np.int64)
     for kind in dict.fromkeys(map(kind_of, config.rows.split_names(config.epochs))):
         # A later epoch packs the pieces of the first epoch into the same number of rows.
         counts = [rows[name] for name in config.rows.splits("train")] if kind not in SPLITS else []
         if kind in SPLITS:
-            own = lengths[held_out == (kind == "validation")]
+            own = units.lengths[units.held_out == (kind == "validation")]
             counts, of_rows = _packed_rows(own, chosen.scale, config)
             squares = of_rows if kind == "train" else squares
         rows |= zip(config.rows.splits(kind), counts, strict=True)

@@ -57,8 +57,9 @@ def statistics_of(row: np.ndarray, rows: int, pieces: Pieces, tokens: TokenColum
     """Return the statistics of all rows; `row` is the row of each piece, int32."""
     counted = RowStatistics.zeros(rows)
     for chunk in pieces.chunks():
-        length = pieces.columns(chunk).length
-        np.add.at(counted.squares, row[chunk], length.astype(np.int64) ** 2)
+        of = pieces.columns(chunk)
+        length, shared = of.length, of.shared.astype(np.int64)
+        np.add.at(counted.squares, row[chunk], (shared + length) ** 2 - shared**2)
         np.maximum.at(counted.longest, row[chunk], length)
         np.add.at(counted.segments, row[chunk], np.int32(1))
         np.add.at(counted.trained, row[chunk], pieces.trained(chunk, tokens))

@@ -85,6 +85,7 @@ class Account:
     duplicates: int  # packed conversations with the same content as another one before them
     samples: dict[str, Any] | None  # None if every conversation is one sample
     alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
+    shared: int | None = None  # tokens that are not stored again; None without trees
 
     @property
     def in_train(self) -> int:
@@ -110,7 +111,7 @@ class Account:
 def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Account:
     """Count the packed conversations and tokens, and the losses of each source."""
     config, accepted, left, numbers = recipe.config, pieces.accepted, pieces.accepted.left(), source_numbers(recipe)
-    sums, alignment = np.zeros((len(UNITS), 4 * len(recipe.files))), 0
+    sums, alignment, shared = np.zeros((len(UNITS), 4 * len(recipe.files))), 0, 0
     for further, (top, bottom) in enumerate(((0, pieces.once), (pieces.once, len(pieces)))):
         for chunk in pieces.chunks(top, bottom):
             of = pieces.columns(chunk)
@@ -118,6 +119,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
             group = 4 * numbers[accepted.part(of.conversation)] + 2 * held_out + further
             for unit, values in enumerate((None, of.length, pieces.trained(chunk, tokens), of.separator)):
                 sums[unit] += np.bincount(group, values, minlength=sums.shape[1])
+            shared += 0 if further else int(of.shared.sum(dtype=np.int64))
             gaps = config.rows.places(of.length) - of.length
             alignment += int(gaps[held_out].sum()) + config.epochs * int(gaps[~held_out].sum())
     of_sources = np.zeros((len(recipe.files), 4), np.int64)
@@ -149,6 +151,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         count_duplicates(left, tokens),
         samples,
         None if config.align == 1 else alignment,
+        shared if config.rows.is_shared else None,
     )
 
 
@@ -229,19 +232,21 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     """Count the prompt tokens of each sample that repeat earlier ones: int64[samples].
 
     The count is the number of untrained tokens, limited to the length of the previous packed sample of the
-    conversation. It is an upper bound if the template leaves out a part of the history. Further copies do not count.
+    conversation. It is an upper bound if the template leaves out a part of the history. What a tree stores once, and
+    further copies, do not count.
     """
     accepted = pieces.accepted
-    length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
+    length, untrained, shared = (np.zeros(len(accepted.length), np.int64) for _ in range(3))
     for chunk in pieces.chunks(0, pieces.once):
         of = pieces.columns(chunk)
-        np.add.at(length, of.conversation, of.length)
-        np.add.at(untrained, of.conversation, of.length - pieces.trained(chunk, tokens))
+        np.add.at(shared, of.conversation, of.shared)
+        np.add.at(length, of.conversation, of.shared + of.length)
+        np.add.at(untrained, of.conversation, of.shared + of.length - pieces.trained(chunk, tokens))
     packed = np.flatnonzero(accepted.reason == 0)
     first = accepted.samples.first_of(packed)
     repeated = np.zeros(len(accepted.length), np.int64)
     repeated[packed[1:]] = np.minimum(untrained[packed[1:]], length[packed[:-1]]) * (first[1:] == first[:-1])
-    return repeated
+    return repeated - shared
 
 
 def plan_facts(
@@ -332,6 +337,7 @@ def make_ledger(
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,
             "packed": packed,
+            "shared": account.shared,
             "padding": places - packed if places else 0,
             "trained": account.total("trained"),
             "alignment": account.alignment,

@@ -32,6 +32,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
 from packcorpus.tasks.packing.held_out import HeldOut, is_of_validation
 from packcorpus.tasks.packing.near_duplicates import find_near_duplicates
+from packcorpus.tasks.packing.trees import cut_trees
 from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
@@ -169,6 +170,7 @@ class Columns(NamedTuple):
     taken: np.ndarray  # int32, number of the conversation's tokens in the piece
     closed: np.ndarray  # bool, the conversation is cut here and an untrained EOS follows
     repeated: np.ndarray  # int32, number of the conversation's first tokens that precede the piece again
+    shared: np.ndarray  # int32, number of the conversation's first tokens that its tree has before the piece
     length: np.ndarray  # int32, places in the row
     separator: np.ndarray  # bool, the last place is an EOS added after the template's tokens
 
@@ -180,6 +182,7 @@ class Pieces:
     The first `once` pieces are the first copy of each conversation, in source order. Further copies follow, pass by
     pass. `of` is the number of a conversation if the piece is all of the conversation. Values from len(accepted.length)
     on are numbers of cuts. `copies` is the number of copies of each conversation, or None if each is packed once.
+    `shared` is how many tokens of each conversation its tree has before it, or None if there are no trees.
     """
 
     accepted: Accepted
@@ -188,6 +191,7 @@ class Pieces:
     cut_of: np.ndarray  # int32[cuts], conversation
     cuts: np.ndarray  # int32[cuts, 6], the columns of Cut
     copies: np.ndarray | None = None  # uint16[conversations]
+    shared: np.ndarray | None = None  # int32[conversations]
 
     def __len__(self) -> int:
         return len(self.of)
@@ -206,13 +210,16 @@ class Pieces:
         accepted = self.accepted
         of, conversation = self.of[chosen], self.conversations(chosen)
         first, taken, repeated = np.zeros_like(of), accepted.length[conversation], np.zeros_like(of)
+        shared = np.zeros_like(of) if self.shared is None else self.shared[conversation]
         closed = np.zeros(len(of), np.bool_)
         cut = np.flatnonzero(of >= len(accepted.length))
         if len(cut):
             first[cut], taken[cut], closed[cut], _, repeated[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
+            shared[cut] = 0
+        first, taken = first + shared, taken - shared
         ends_here = first + taken == accepted.length[conversation]
         separator = closed | (accepted.separator[conversation] & ends_here)
-        return Columns(conversation, first, taken, closed, repeated, repeated + taken + closed, separator)
+        return Columns(conversation, first, taken, closed, repeated, shared, repeated + taken + closed, separator)
 
     def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
         """Return the number of trained tokens of each chosen piece, int32.
@@ -234,7 +241,8 @@ class Pieces:
 
     def lengths(self) -> np.ndarray:
         """Return the places that each piece takes in its row: int32[pieces]."""
-        if self.copies is None and not len(self.cut_of) and len(self.of) == len(self.accepted.length):
+        is_whole = self.shared is None and self.copies is None and not len(self.cut_of)
+        if is_whole and len(self.of) == len(self.accepted.length):
             return self.accepted.length
         lengths = np.empty(len(self.of), np.int32)
         for chunk in self.chunks():
@@ -329,7 +337,12 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     of = as_int32(of, "conversations and pieces of split ones")
-    return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, len(Cut._fields)))
+    cuts_of = np.array(cuts, np.int32).reshape(-1, len(Cut._fields))
+    shared = None
+    if config.rows.is_shared:
+        samples, kept = accepted.samples.firsts, (accepted.reason == 0) & ~is_long
+        shared = cut_trees(samples, accepted.length, kept, tokens.column("shared"), config.sequence_length)
+    return Pieces(accepted, of, len(of), cut_of, cuts_of, shared=shared)
 
 
 def indexes_where(is_chosen: Callable[[slice], np.ndarray], count: int) -> np.ndarray:

@@ -58,6 +58,7 @@ from packcorpus.tasks.packing.pieces import (
 )
 from packcorpus.tasks.packing.placement import Placed, number_rows_by_source, pack_split, place
 from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
+from packcorpus.tasks.packing.trees import Units
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
@@ -225,49 +226,53 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
             file = pa.PythonFile(stack.enter_context(atomic_file(folder / name)), "w")
             return stack.enter_context(new(file, schema))
 
-        schema = plan_schema(config.weighs_conversations, config.splits_at_turns)
+        schema = plan_schema(config.weighs_conversations, config.splits_at_turns, config.rows.is_shared)
         plan = opened("plan.arrow", schema, pa.ipc.new_file)
-        of_index = index_schema(pieces.accepted.samples.several, config.splits_at_turns, config.is_grouped)
+        of_index = _index_schema(pieces, config)
         index = opened("index.arrow", of_index)
         rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
-        held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
+        earlier, compared = EarlierRows(), compared_in(config, tokens)
         trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
         for epoch in range(1, config.epochs + 1):
+            units = Units.of(pieces)
+            lengths, held_out, of = units.lengths, units.held_out, units.first(pieces.of)
             if epoch == 1:
-                placed = place(pieces.lengths(), held_out, config, recipe.shards)
+                placed = place(lengths, held_out, config, recipe.shards)
             else:
-                placed = pack_split(pieces.lengths(), config, f"{TRAIN_EPOCH_PREFIX}{epoch}", epoch, recipe.shards)
+                placed = pack_split(lengths, config, f"{TRAIN_EPOCH_PREFIX}{epoch}", epoch, recipe.shards)
             by_source = config.order == "source"
             if compared is not None or by_source or epoch > 1:
-                kind = config.rows.multiples(pieces.lengths())
+                kind = config.rows.multiples(lengths)
                 of_splits = kind * 2 + held_out if epoch == 1 else kind  # pieces of different splits do not swap
                 if by_source:
                     bring_together(placed.row, placed.start, of_splits)
                     number_rows_by_source(placed)
                 if compared is not None:
-                    arrange(placed.row, placed.start, of_splits, compared[pieces.conversations(slice(None))], config)
+                    contents = compared[units.first(pieces.conversations(slice(None)))]
+                    arrange(placed.row, placed.start, of_splits, contents, config)
                 if epoch > 1:
-                    earlier.separate(placed.row, placed.start, pieces.of, kind, placed.rows)
+                    earlier.separate(placed.row, placed.start, of, kind, placed.rows)
+            of_pieces = units.spread(placed)
             if rows_out is not None:
-                statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
+                statistics = statistics_of(of_pieces.row, placed.rows, pieces, tokens)
                 if config.balance:
-                    statistics = put_in_order(placed, statistics, config, epoch)
+                    statistics = put_in_order(of_pieces, statistics, config, epoch)
                 written.sums |= {split: statistics.take(rows).sums() for split, rows in placed.slices().items()}
                 for first, last in pairwise(placed.edges.tolist()):
                     rows_out.write_batch(statistics.take(slice(first, last)).batch())
             written.bounds += placed.lower_bounds
             written.places += placed.places
-            written.checksums += _write_plan(plan, schema, pieces, tokens, placed, trained)
+            written.checksums += _write_plan(plan, schema, pieces, tokens, of_pieces, trained)
             written.rows_of_shards += np.diff(placed.edges).tolist()
             written.rows_of_splits |= placed.rows_of_splits
-            _write_index(index, tokens, recipe, pieces, placed, with_dropped=epoch == 1)
+            _write_index(index, tokens, recipe, pieces, of_pieces, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
-                    pieces = replace(pieces, of=pieces.of[~held_out])
-                    placed = replace(placed, row=placed.row[~held_out])
+                    pieces = replace(pieces, of=pieces.of[~pieces.held_out()])
+                    placed, of = replace(placed, row=placed.row[~held_out]), of[~held_out]
                 rows = sum(n for split, n in placed.rows_of_splits.items() if first_packing(split) == "train")
-                earlier.remember(placed.row, pieces.of, rows)
-            del placed  # frees its columns
+                earlier.remember(placed.row, of, rows)
+            del placed, of_pieces, units  # frees their columns
     return written
 
 
@@ -307,6 +312,7 @@ def _write_plan(
             ]
             columns += [] if trained is None else [trained[of.conversation]]
             columns += [of.repeated] * ("repeated" in schema.names)
+            columns += [of.shared] * ("shared" in schema.names)
             batch = pa.record_batch([to_arrow(values) for values in columns], schema)
             plan.write_batch(batch)
             yield xxh3_of(batch)
@@ -315,6 +321,11 @@ def _write_plan(
 def _pieces_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
     """Return the numbers of the pieces whose row is in [low, high), int32."""
     return indexes_where(lambda part: (row[part] >= low) & (row[part] < high), len(row))
+
+
+def _index_schema(pieces: Pieces, config: Config) -> pa.Schema:
+    several = pieces.accepted.samples.several
+    return index_schema(several, config.splits_at_turns, config.is_grouped, config.rows.is_shared)
 
 
 def _write_index(
@@ -377,7 +388,8 @@ def _write_index(
         columns += [to_arrow(stored("turn"))] if several else []
         columns += [column(of.repeated, none)] if config.splits_at_turns else []
         columns += [to_arrow(stored(config.grouped_by))] if config.is_grouped else []
-        out.write_batch(pa.record_batch(columns, index_schema(several, config.splits_at_turns, config.is_grouped)))
+        columns += [column(of.shared, none)] if config.rows.is_shared else []
+        out.write_batch(pa.record_batch(columns, _index_schema(pieces, config)))
 
     top, count = 0, len(accepted.length)
     # The boundaries of batches do not depend on the parts.

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 from isal import igzip, isal_zlib
@@ -17,6 +17,8 @@ from isal import igzip, isal_zlib
 from packcorpus.tasks.core.errors import DataError
 
 Read = Callable[[int], bytes]
+
+_DAMAGED: Any = isal_zlib.error  # its stub says that it is an instance
 
 CHUNK = 1 << 18  # bytes read at once; with 1 MiB, records fall out of the cache and parse 5 to 25 % slower
 HASH_CHUNK = 1 << 20  # bytes hashed at once; smaller ones cost more when two threads share the work
@@ -149,7 +151,7 @@ def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
         nonlocal whole
         try:
             data: bytes = stream.read(size)
-        except (OSError, EOFError, isal_zlib.error) as error:
+        except (OSError, EOFError, _DAMAGED) as error:
             if isinstance(error, OSError) and error.errno:  # of the disk
                 raise
             place, text = f"{name}: near byte {file.tell():,}", str(error)

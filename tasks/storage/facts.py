@@ -222,7 +222,7 @@ class Pieces(Facts):
 
 
 class Tokens(Facts):
-    """Tokens: encoded + separators + repeated = packed + truncated + dropped.
+    """Tokens: encoded + separators + repeated = packed + shared + truncated + dropped.
 
     Also, packed + padding = places in rows. A row has sequence_length places or, with `padding: none`, as many as it
     needs.
@@ -238,6 +238,11 @@ class Tokens(Facts):
     dropped: int
     rejected: int = Field(description="Tokens of conversations that were rejected after tokenization.")
     packed: int
+    shared: int | None = Field(
+        None,
+        description="Tokens of samples that are not stored again, because an earlier sample of their tree has them. "
+        "Copies do not count. Only with `share`.",
+    )
     padding: int
     trained: int
     alignment: int | None = Field(
@@ -359,7 +364,7 @@ class Ledger(Facts):
         encoded = tokens.encoded + tokens.separators + tokens.repeated
         sums = [
             ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
-            ("tokens encoded", encoded, tokens.packed + tokens.truncated + tokens.dropped),
+            ("tokens encoded", encoded, tokens.packed + (tokens.shared or 0) + tokens.truncated + tokens.dropped),
             ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
         ]
         if samples:
@@ -390,6 +395,7 @@ class RowShape(Facts):
     padding: Literal["row", "none"] = Field(
         default="row", description="none: rows are lists that end after their last piece."
     )
+    share: Literal["none", "conversation"] = Field(default="none", description="Whose samples are stored as trees.")
     lengths: list[int] | None = Field(default=None, description="The lengths of rows, ascending.")
     mix: Literal["tokens", "blocks"] | None = Field(
         default=None, description="The order of training steps of several lengths."

@@ -49,7 +49,7 @@ REPAIR = "run: packcorpus repair"
 class Manifest(Facts):
     """A corpus and its accounting."""
 
-    format_version: Literal["2.0", "3.0", "3.1"]
+    format_version: Literal["2.0", "3.0", "3.1", "3.2"]
     name: str
     key: str = SHA256
     key_version: int = Field(ge=1, description="Version of the rules that compute the key from the manifest.")
@@ -94,7 +94,7 @@ class Manifest(Facts):
     def row_layout(self) -> RowLayout:
         shape, weights = self.shape or RowShape(), self.config.get("loss_weight", "none")
         lengths = tuple(shape.lengths or [self.sequence_length])
-        return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights)
+        return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights, shape.share)
 
     @property
     def splits_at_turns(self) -> bool:
@@ -266,6 +266,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "format_version", manifest.format_version, format_version_of(config)
     yield "shape", manifest.shape and manifest.shape.model_dump(), RowLayout.of(config).recorded or None
     yield "alignment", manifest.ledger.tokens.alignment is not None, manifest.row_layout.align > 1
+    yield "tokens.shared", manifest.ledger.tokens.shared is not None, manifest.row_layout.is_shared
     yield "pieces.later", manifest.ledger.pieces.later is not None, manifest.splits_at_turns
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None

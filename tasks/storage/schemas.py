@@ -84,17 +84,21 @@ INDEX_SCHEMA = pa.schema(
 # message that the sample trains on, or -1 if the sample is the whole conversation. All samples of a conversation have
 # the same source and record. The prompt of a turn is the conversation before the turn, so `record` and `turn` identify
 # the prompt. A sample begins with the prompt of the previous sample, as far as the template renders both prompts alike.
-def index_schema(with_turns: bool, with_repeated: bool = False, with_group: bool = False) -> pa.Schema:
+def index_schema(
+    with_turns: bool, with_repeated: bool = False, with_group: bool = False, with_shared: bool = False
+) -> pa.Schema:
     """Return the schema of an index.
 
-    `with_turns` if it is an index of samples, `with_repeated` if conversations are split between turns, and
-    `with_group` if `validation_by` is not `conversation`.
+    `with_turns` if it is an index of samples, `with_repeated` if conversations are split between turns, `with_group` if
+    `validation_by` is not `conversation`, and `with_shared` if samples are stored as trees.
     """
     # The number of the conversation's first tokens that the piece repeats before its own, which begin at `first`. They
     # are part of `length`.
     fields = [pa.field("turn", pa.int32())] * with_turns + [pa.field("repeated", pa.int32())] * with_repeated
     # The hash that decides the split of the conversation: of its prompt, or of the value of a key.
     fields += [pa.field("group", pa.uint64())] * with_group
+    # The number of the sample's first tokens that are not in the piece, because a piece before it in its tree has them.
+    fields += [pa.field("shared", pa.int32())] * with_shared
     return pa.schema([*INDEX_SCHEMA, *fields])
 
 
@@ -119,7 +123,7 @@ def drop_code(reason: str) -> int:
 
 IGNORED = -100
 
-LOSS_WEIGHT = "loss_weight"  # the column of rows
+LOSS_WEIGHT, END = "loss_weight", "end"  # columns of rows
 
 # One row per piece of a conversation. A conversation that fits in a row is one piece.
 PLAN_SCHEMA = pa.schema(
@@ -135,19 +139,23 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-def plan_schema(weighs_conversations: bool, splits_at_turns: bool = False) -> pa.Schema:
+def plan_schema(weighs_conversations: bool, splits_at_turns: bool = False, is_shared: bool = False) -> pa.Schema:
     """Return the schema of a plan; the arguments are defined in Config."""
     # The trained tokens of a piece's conversation, in all of its pieces and samples.
     fields = [pa.field("trained_of_all", pa.int32())] * weighs_conversations
     # The number of the conversation's first tokens that the piece repeats before its own, untrained.
     fields += [pa.field("repeated", pa.int32())] * splits_at_turns
+    # As in the index: `first` if the piece continues a tree, else 0.
+    fields += [pa.field("shared", pa.int32())] * is_shared
     return pa.schema([*PLAN_SCHEMA, *fields])
 
 
 # One record per row of the corpus, ordered by split, shard, and row; one record batch per shard.
 ROWS_SCHEMA = pa.schema(
     [
-        ("squares", pa.int64()),  # sum of the squared lengths of the segments, proportional to the cost of attention
+        # Sum of the squared lengths of the segments, proportional to the cost of attention. A segment that continues a
+        # tree counts with the square of its sample's length, minus the square of what it shares.
+        ("squares", pa.int64()),
         ("longest", pa.int32()),  # tokens of the longest segment
         ("segments", pa.int32()),  # conversations, or pieces of them
         ("trained", pa.int32()),  # tokens
@@ -166,6 +174,7 @@ def row_schema(layout: RowLayout, length: int, key: str, format_version: str = "
         pa.field("attention_mask", fixed(pa.int8()), nullable=False),
         pa.field("labels", fixed(pa.int32()), nullable=False),
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
+        *[pa.field(END, fixed(pa.int32()), nullable=False)] * layout.is_shared,
         *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * layout.is_weighted,
     ]
     if layout.padding == "none":
@@ -214,6 +223,7 @@ TOKENS_SCHEMA = pa.schema(
         ("turn", pa.int32()),
         ("trained", pa.int32()),
         ("separator", pa.bool_()),
+        ("shared", pa.int32()),
         ("tokens", pa.large_list(pa.int32())),
     ]
 )

@@ -110,7 +110,8 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
         stack.enter_context(reading(path, folder))
         source = read_verified(folder, file) if verified else stack.enter_context(pa.OSFile(str(path)))
         reader = stack.enter_context(pa.ipc.open_stream(source))
-        schema = index_schema(manifest.ledger.samples is not None, manifest.splits_at_turns, manifest.is_grouped)
+        kinds = manifest.ledger.samples is not None, manifest.splits_at_turns, manifest.is_grouped
+        schema = index_schema(*kinds, manifest.row_layout.is_shared)
         if not reader.schema.equals(schema, check_metadata=True):
             what = f"is not an index (columns {describe_columns(reader.schema)})"
             raise DataError("bad_index", f"{path}: {what}; {repair_hint(folder)}")
@@ -266,11 +267,12 @@ def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarra
     """Return the starts and the lengths of all pieces in rows, int64[pieces] each.
 
     Starts are counted over the places of all rows. `mask` and `positions` are [rows, sequence_length]. A piece starts
-    at a token whose position is 0, at the start of its row, or after padding. It ends before the next piece, before
-    padding, or at the end of its row.
+    at a token whose position does not continue the one before, at the start of its row, or after padding. It ends
+    before the next piece, before padding, or at the end of its row.
     """
     mask = mask == 1
     begins, ends = mask & (positions == 0), mask.copy()
+    begins[:, 1:] |= mask[:, 1:] & (positions[:, 1:] != positions[:, :-1] + 1)
     begins[:, 0] |= mask[:, 0]
     begins[:, 1:] |= mask[:, 1:] & ~mask[:, :-1]
     ends[:, :-1] &= begins[:, 1:] | ~mask[:, 1:]

@@ -10,6 +10,7 @@ whole conversation. The columns:
     turn        int32               index of the message that the sample trains on; -1 if it is the whole conversation
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
+    shared      int32               tokens that a tree need not store again after the sample before (shared_tokens)
     tokens      large_list<int32>   id if a token is trained, ~id (bitwise not) if it is not
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
     group       uint64              only with validation_by: KEY; hash of its value, or `digest` if there is none
@@ -38,7 +39,7 @@ from packcorpus.tasks.core.errors import StorageError
 from packcorpus.tasks.core.numbers import as_int32
 from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA, offsets_of, to_arrow, to_numpy
 
-# Conversations whose columns are kept in memory, 41 bytes each.
+# Conversations whose columns are kept in memory, 45 bytes each.
 KEPT = 1 << 20
 # Conversations whose samples are searched at a time.
 CHUNK = 1 << 18
@@ -199,7 +200,7 @@ class TokenColumns:
 
     TYPES: ClassVar[dict[str, type]] = {
         "record": np.int64, "digest": np.uint64, "prompt": np.uint64, "turns": np.int32, "turn": np.int32,
-        "trained": np.int32, "separator": np.bool_, "length": np.int32,
+        "trained": np.int32, "separator": np.bool_, "shared": np.int32, "length": np.int32,
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):

@@ -34,6 +34,7 @@ from packcorpus.tasks.templates.spans import TEXT, Template
 from packcorpus.tasks.tokenization.decontamination import Evaluation
 from packcorpus.tasks.tokenization.prepare import Preparer, unused_keys_of
 from packcorpus.tasks.tokenization.samples import Prepared, count_content_tokens, merged, unknown_markers_in
+from packcorpus.tasks.tokenization.shared_tokens import shared_tokens
 
 # Bytes gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_BYTES = 1 << 21
@@ -282,6 +283,7 @@ class Batch:
             to_arrow(of_each("turn", np.int32)),
             to_arrow(counts.astype(np.int32)),
             to_arrow(separators),
+            to_arrow(shared_tokens(values, offsets, ~is_first)),
             pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values)),
         ]
         if "weights" in schema.names:

@@ -40,18 +40,18 @@ PLACE = {"split", "shard", "row", "start", "first"}
 PIECE = np.dtype(
     [
         ("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("truncated", "?"),
-        ("closed", "?"),
+        ("closed", "?"), ("first", "i4"), ("shared", "i4"),
     ]
 )  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into ALL_DROP_REASONS; -1 is null or unknown.
-# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated` and `group` 0, if the index has no such
-# column.
+# `first` is -1 if the conversation was dropped. `turn` is -1, and `repeated`, `group`, and `shared` 0, if the index has
+# no such column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
         ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
-        ("repeated", "i4"), ("group", "u8"),
+        ("repeated", "i4"), ("group", "u8"), ("shared", "i4"),
     ]
 )  # fmt: skip
 
@@ -109,7 +109,7 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
             for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
                 entries[name] = to_numpy(block.column(name))
-            for name, default in (("turn", -1), ("repeated", 0), ("group", 0)):
+            for name, default in (("turn", -1), ("repeated", 0), ("group", 0), ("shared", 0)):
                 if name not in block.schema.names:
                     entries[name] = default
             split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
@@ -125,7 +125,7 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             exists = in_row & (shard >= 0) & (shard < shards[split])
             pieces, placed = np.empty(np.count_nonzero(exists), PIECE), block.filter(to_arrow(exists))
             for name in PIECE.names or ():
-                pieces[name] = to_numpy(placed.column(name))
+                pieces[name] = to_numpy(placed.column(name)) if name in placed.schema.names else 0
             by_shard.add((np.cumsum(shards) - shards)[split[exists]] + shard[exists], pieces)
         for problem in wrong:
             raise DataError("bad_index", f"{path}: {problem}")
@@ -177,18 +177,21 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     one_group                       bool, all its entries have the same group
     first                           offset of the first piece; -1 if it was dropped
     placed, validation, truncated   bool
-    length                          tokens of all pieces, or of the whole conversation if it was dropped; without copies
+    length                          tokens of all pieces, and what their trees share with them, or of the whole
+                                    conversation if it was dropped; without copies
     tokens                          tokens of all pieces without separators, 0 if it was dropped; without copies
     copies, copies_held_out         number of copies in the split `train`, and in `validation`
     places, trained                 tokens in the split `train`, over all copies
     untrained                       untrained tokens of all pieces, without copies
     later                           number of pieces that begin after the start of a sample, without copies
     again                           tokens that these pieces repeat
+    shared                          tokens that trees do not store again, without copies
     reason                          why it was dropped, an index into ALL_DROP_REASONS; -1 if it is packed
     """
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
     source, record, turn, first, split = (entries[name] for name in ("source", "record", "turn", "first", "split"))
     length, trained, separator = (entries[name] for name in ("length", "trained", "separator"))
+    shared, whole = entries["shared"], length + entries["shared"]
 
     def changed(values: np.ndarray) -> np.ndarray:
         """Return whether each value differs from the one before; the first one does."""
@@ -212,15 +215,16 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         "placed": is_placed,
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
-        "length": total(length * once),
+        "length": total(whole * once),
         "tokens": total((length - separator - entries["repeated"]) * (once & placed)),
         "copies": total(in_train) // pieces,
         "copies_held_out": total(split == 1) // pieces,
         "places": total(length * in_train),
         "trained": total(trained * in_train),
-        "untrained": total((length - trained) * (once & placed)),
-        "later": total(once & (first > 0)),
+        "untrained": total((whole - trained) * (once & placed)),
+        "later": total(once & (first > 0) & (shared == 0)),
         "again": total(entries["repeated"] * (once & placed)),
+        "shared": total(shared * (once & placed)),
         "reason": np.where(is_placed, -1, np.maximum.reduceat(reason, heads) if len(heads) else reason),
     }
 
@@ -236,6 +240,7 @@ class Counts:
     tokens: int = 0  # without separators; copies count once
     later: int = 0  # pieces that begin after the start of a sample
     again: int = 0  # tokens that these pieces repeat
+    shared: int = 0  # tokens that trees do not store again
     repeated: int = 0  # prompt tokens that the previous sample of the conversation also contains
     reasons: Counter[int] = field(default_factory=Counter)  # why conversations or samples are not packed
 
@@ -247,13 +252,15 @@ class Counts:
         self.tokens += int(seen["tokens"].sum())
         self.later += int(seen["later"].sum())
         self.again += int(seen["again"].sum())
+        self.shared += int(seen["shared"].sum())
         inside = seen["source"][seen["source"] < len(self.accepted)]
         self.accepted += np.bincount(inside, minlength=len(self.accepted))
         reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)
         self.reasons.update(dict(zip(reasons.tolist(), counts.tolist(), strict=True)))
-        source, record, length, untrained = (seen[name][placed] for name in ("source", "record", "length", "untrained"))
+        names = ("source", "record", "length", "untrained", "shared")
+        source, record, length, untrained, shared = (seen[name][placed] for name in names)
         later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
-        self.repeated += int(np.minimum(untrained[1:], length[:-1])[later].sum())
+        self.repeated += int((np.minimum(untrained[1:], length[:-1]) - shared[1:])[later].sum())
 
     def dropped(self, names: tuple[str, ...]) -> dict[str, int]:
         return dict(sorted(((*names, "unknown")[reason], count) for reason, count in self.reasons.items()))
@@ -311,7 +318,7 @@ class IndexCheck:
         # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row. One that is cut
         # off between turns may be short, and nothing shows that more followed.
         longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
-        whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
+        whole = (samples["first"] == samples["shared"]) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
             for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
                 limit = self._settings.get(bound)

@@ -15,7 +15,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.storage.facts import RowSums, Shard
 from packcorpus.tasks.storage.layout import kind_of
 from packcorpus.tasks.storage.manifest import Manifest
-from packcorpus.tasks.storage.schemas import IGNORED
+from packcorpus.tasks.storage.schemas import END, IGNORED
 from packcorpus.tasks.storage.shards import (
     ROWS,
     RowStatistics,
@@ -158,6 +158,8 @@ def _check_batch(
     marks = np.zeros(count * length, np.int64)
     marks[first_tokens], marks[after] = first_tokens, after
     wanted = (np.arange(count * length) - np.maximum.accumulate(marks)).reshape(count, length)
+    if manifest.row_layout.is_shared:
+        _check_trees(batch, pieces, wanted, where)
     if align > 1:
         edges = np.zeros(count * length + 1, np.int8)
         edges[first_tokens] += 1
@@ -199,11 +201,55 @@ def _check_batch(
     total.alignment += int((places - lengths).sum())
     total.trained += int(is_trained.sum())
     statistics = RowStatistics.zeros(count)
-    np.add.at(statistics.squares, pieces["row"], lengths**2)
+    shared = pieces["shared"].astype(np.int64)
+    np.add.at(statistics.squares, pieces["row"], (shared + lengths) ** 2 - shared**2)
     np.maximum.at(statistics.longest, pieces["row"], pieces["length"])
     np.add.at(statistics.segments, pieces["row"], np.int32(1))
     statistics.trained[:] = is_trained.reshape(ids.shape).sum(axis=1)
     return statistics
+
+
+def _check_trees(batch: pa.RecordBatch, pieces: dict[str, np.ndarray], positions: np.ndarray, where: str) -> None:
+    """Check the trees of some rows, and add what comes before each piece to its `positions`.
+
+    The pieces of a tree are visited backwards. `closes` is where the next piece begins that does not see the token of
+    a depth: only if it shares more tokens does it see it.
+    """
+    count, length = positions.shape
+    ids, found = (batch.column(name).flatten().to_numpy().reshape(count, length) for name in ("input_ids", END))
+    places = np.arange(1, length + 1, dtype=np.int32)
+    columns = [pieces[name].tolist() for name in ("row", "start", "length", "first", "shared")]
+    wanted = np.tile(places, (count, 1))
+
+    def check(row: int, tree: list[tuple[int, int, int]]) -> None:
+        if not tree:
+            return
+        stop = tree[-1][0] + tree[-1][1]
+        deepest = max(shared + size for _, size, shared in tree)
+        closes, path = np.full(deepest, stop, np.int32), np.full(deepest, -1, np.int32)
+        for start, size, shared in reversed(tree):
+            wanted[row, start : start + size] = closes[shared : shared + size]
+            closes[shared:] = start
+        last = 0
+        for start, size, shared in tree:
+            own = ids[row, start : start + size]
+            if shared and (shared >= last or path[shared] != own[0]):
+                what = "a piece does not begin with the last token that it shares with its tree"
+                raise DataError("bad_row", f"{where} + {row}: {what}")
+            path[shared : shared + size], last = own, shared + size
+            positions[row, start : start + size] += shared
+
+    of_row, tree = -1, list[tuple[int, int, int]]()
+    for row, start, size, first, shared in zip(*columns, strict=True):
+        if shared and (shared != first or row != of_row):
+            raise DataError("bad_row", f"{where} + {row}: the index has a piece without the tokens that it shares")
+        if not shared:
+            check(of_row, tree)
+            of_row, tree = row, []
+        tree.append((start, size, shared))
+    check(of_row, tree)
+    if (differs := (found != wanted).any(axis=1)).any():
+        raise DataError("bad_row", f"{where} + {int(differs.argmax())}: `end` is not where the tree of a token ends")
 
 
 def _check_weights(

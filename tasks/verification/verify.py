@@ -149,6 +149,7 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     require("trained tokens", tokens.trained, ledger.tokens.trained)
     require("separators", index.separators, ledger.tokens.separators)
     require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+    require("shared", seen.shared, ledger.tokens.shared or 0)
     if (later := ledger.pieces.later) is not None:
         require("later pieces", seen.later, later)
         require("tokens before later pieces", seen.again, ledger.pieces.repeated_tokens)
