@@ -370,6 +370,7 @@ def held_out_notes(
 # What the ways out of several samples train on.
 WAYS_OUT = {
     "turns: auto": "in as few samples as each answer needs to follow its prompt",
+    "share: conversation": "stores what the samples of a conversation begin with once, in rows of format 3.2",
     "train_on: rounds": "trains only on the answers after the last user message",
     "train_on: last": "trains only on the last answer",
     "turns: as_rendered": "trains on all answers of one rendering, which differs from inference",

@@ -388,6 +388,12 @@ def _decide(draft: Draft, usable: Sequence[Entry], tokenizer: str, where: str) -
             f"{100 * allowed:g} %; fix the records, or set max_rejects: {enough:g} to leave them out"
         )
     draft.choices += _cut_off(found)
+    way = found.ledger.samples and found.ledger.samples.ways_out.get("share: conversation")
+    if way and way.tokens is not None:
+        less = 100 * (1 - way.tokens / max(1, found.ledger.tokens.encoded))
+        draft.notes["share"] = (
+            f"{less:.0f} % fewer tokens: what the samples of a conversation begin with is stored once"
+        )
 
 
 def _choose_length(found: Prediction, files: TokenizerFiles | None) -> tuple[int, str]:
@@ -533,6 +539,8 @@ def _short_lines(draft: Draft) -> Iterator[str]:
     for name in ("tokenizer", "template", "sequence_length"):
         line = f"{name}: {_yaml(draft.values[name])}" if name in draft.values else f"# {name}: Qwen/Qwen3-8B"
         yield from _commented(line, draft.notes[name])
+    if "share" in draft.notes:
+        yield from _commented("# share: conversation", draft.notes["share"])
 
 
 def _commented(line: str, comment: str, indent: str = "") -> list[str]:

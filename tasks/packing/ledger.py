@@ -32,6 +32,9 @@ from packcorpus.tasks.tokenization.tokenize_part import (
     noticed_in,
 )
 
+# A way out is named if it saves this share of the tokens.
+SAVES = 0.1
+
 # Digests of conversations that are sorted at a time, 8 bytes each.
 SORTED_AT_ONCE = 1 << 24
 
@@ -392,10 +395,13 @@ def ways_out(
     np.add.at(of_source, numbers, [receipt["tokens"] for receipt in receipts])
     copies = (places / np.maximum(1, of_source))[numbers]
     counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
-    earlier, tokens, before_round, round_tokens, long_rounds = (counts[name] for name in PRICE)
+    earlier, tokens, before_round, round_tokens, long_rounds, shared = (counts[name] for name in PRICE)
     found: dict[str, dict[str, Any]] = {}
 
     def add(setting: str, fewer: int, name: str) -> None:
+        if config.rows.is_shared:  # which samples share tokens with those that are left is not known
+            found[setting] = {}
+            return
         in_rows = copies @ [receipt.get(name, 0) for receipt in receipts]
         left = {"samples": samples - fewer, "tokens": encoded - counts[name]}
         found[setting] = left | {"rows": round((1 - in_rows / max(1, places.sum())) * rows)}
@@ -404,6 +410,9 @@ def ways_out(
         return found
     if config.turns == "apart":
         found["turns: auto"] = {}
+    can_share = config.packing and config.padding == "row" and config.align == 1 and not config.rows.is_shared
+    if can_share and shared > SAVES * encoded:
+        add("share: conversation", 0, PRICE[5])
     if long_rounds and before_round and config.train_on == "assistant":
         add("train_on: rounds", before_round, PRICE[3])
     if config.train_on != "last" and not (long_rounds and tokens == round_tokens):

@@ -67,8 +67,9 @@ REASONING = ("reasoning_left_out", "reasoning_tokens_left_out")
 AS_RENDERED = ("other_prompts", "other_answers", "without_reasoning", "unwritten_tokens")
 
 # What a conversation of several samples costs: samples and tokens without its last sample, and without those that train
-# on its last round; and such conversations with several answers in the last round.
-PRICE = ("earlier_samples", "earlier_tokens", "earlier_rounds", "earlier_round_tokens", "long_rounds")
+# on its last round; such conversations with several answers in the last round; and the tokens that `share:
+# conversation` does not store again, if no tree is cut.
+PRICE = ("earlier_samples", "earlier_tokens", "earlier_rounds", "earlier_round_tokens", "long_rounds", "shared_tokens")
 
 # What `turns: apart` would add: samples and tokens. The third count is the prompt tokens that its samples would repeat.
 APART = ("apart_samples", "apart_tokens", "apart_repeated")
@@ -271,7 +272,8 @@ class Batch:
         is_earlier = np.append(~is_first[1:], False)  # whether another sample of the conversation follows
         in_rounds = is_earlier & ~of_each("in_last_round", bool)
         lengths, is_long = np.diff(offsets) - separators, ~is_first & ~is_earlier & of_each("long_round", bool)
-        counted = (is_earlier, lengths[is_earlier], in_rounds, lengths[in_rounds], is_long)
+        shared = shared_tokens(values, offsets, ~is_first)
+        counted = (is_earlier, lengths[is_earlier], in_rounds, lengths[in_rounds], is_long, shared)
         for name, each in zip(PRICE, counted, strict=True):
             self._count(name, each.sum())
         self._count("tokens", len(values) - np.count_nonzero(separators))
@@ -283,7 +285,7 @@ class Batch:
             to_arrow(of_each("turn", np.int32)),
             to_arrow(counts.astype(np.int32)),
             to_arrow(separators),
-            to_arrow(shared_tokens(values, offsets, ~is_first)),
+            to_arrow(shared),
             pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values)),
         ]
         if "weights" in schema.names:

@@ -143,6 +143,10 @@ def token_file(
     records, digests, turns = records or range(len(rows)), digests or range(len(rows)), turns or [2] * len(rows)
     turn = turn or [-1] * len(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
+    alike = [0] * len(rows)
+    for number in range(1, len(rows)):
+        if records[number] == records[number - 1]:
+            alike[number] = shared_with(rows[number - 1][0], rows[number][0])
     with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, TOKENS_SCHEMA) as writer:
         for top in range(0, len(rows), batch):
             some = rows[top : top + batch]
@@ -154,12 +158,23 @@ def token_file(
                 pa.array(turn[top : top + batch], pa.int32()),
                 pa.array([sum(value >= 0 for value in values) for values, _ in some], pa.int32()),
                 pa.array([separator for _, separator in some], pa.bool_()),
+                pa.array(alike[top : top + batch], pa.int32()),
                 pa.array([values for values, _ in some], pa.large_list(pa.int32())),
             ]
             writer.write_batch(pa.record_batch(columns, schema=TOKENS_SCHEMA))
     tokens = sum(len(values) - separator for values, separator in rows)
     counts = {"conversations": len(rows), "records": len(rows), "accepted": len(rows), "tokens": tokens}
     return {**counts, "rejects": [], "xxh3": digest_of(path, "xxh3")}
+
+
+def shared_with(before: Sequence[int], values: Sequence[int]) -> int:
+    """Count the tokens that a tree need not store again; token by token."""
+    count = 0
+    for one, other in zip(ids_of(before), values, strict=False):
+        if other >= 0 or one != ~other:
+            break
+        count += 1
+    return max(0, count - 1)
 
 
 def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
