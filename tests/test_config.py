@@ -72,6 +72,7 @@ DEFAULTS = {
     "eos_token": None,
     "pad_token": None,
     "content_tokens": [],
+    "share": "none",
     "loss_weight": "none",
     "reasoning": "keep",
     "template_options": {},
@@ -153,6 +154,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "template_options": {"enable_thinking": False},
         "unknown_markers": "text",
         "default_system": "Be brief.",
+        "share": "none",
         "overlong": "split",
         "split_at": "tokens",
         "validation": 0.5,
@@ -553,7 +555,7 @@ def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_pa
 @pytest.mark.parametrize(("one", "other"), [pair[:2] for pair in NOT_TOGETHER])
 def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_path: Path) -> None:
     values = {"padding": "none", "loss_weight": "conversation", "balance": "{ranks: 2}"}
-    values |= {"order": "source", "neighbors": "distinct", "epochs": "2"}
+    values |= {"order": "source", "neighbors": "distinct", "epochs": "2", "share": "conversation", "align": "4"}
     text = f"sources: [{{path: x.jsonl}}]\n{one}: {values[one]}\n"
     load(tmp_path, text)
     assert f"{one} and {other} cannot be set together" in refusal(tmp_path, f"{text}{other}: {values[other]}\n")
@@ -561,8 +563,8 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"neighbors": "distinct", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
-    values |= {"order": "source"}
-    of_rows = {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"}
+    values |= {"order": "source", "share": "conversation"}
+    of_rows = {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix", "unknown_markers"} | {"share"}
     assert {*values} == {*WITHOUT_PACKING} == of_rows
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"

@@ -43,8 +43,8 @@ class Rows:
     attention_mask: np.ndarray
     labels: np.ndarray
     position_ids: np.ndarray
-    loss_weight: np.ndarray
     end: np.ndarray
+    loss_weight: np.ndarray
 
     @classmethod
     def room(cls, rows: int, length: int, weighted: bool = False, shared: bool = False) -> Rows:
@@ -55,7 +55,7 @@ class Rows:
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
         weights = np.empty((rows * weighted, length), np.float32)
         ends = np.empty((rows * shared, length), np.int32)
-        return cls(ids, np.empty((rows, length), np.int8), labels, positions, weights, ends)
+        return cls(ids, np.empty((rows, length), np.int8), labels, positions, ends, weights)
 
     def first(self, rows: int) -> Rows:
         """Return views of the first rows."""

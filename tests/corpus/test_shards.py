@@ -352,7 +352,7 @@ def test_a_shard_without_rows(tmp_path: Path) -> None:
 
 
 def test_rows_hold_their_arrays() -> None:
-    assert list(Rows.__slots__) == row_schema(RowLayout((8,), loss_weight="data"), 8, "").names, (
+    assert list(Rows.__slots__) == row_schema(RowLayout((8,), loss_weight="data", share="conversation"), 8, "").names, (
         "a column is in Rows and not in the schema"
     )
     assert row_schema(RowLayout((8,)), 8, "").names == list(COLUMNS)
