@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
@@ -130,6 +131,21 @@ BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
 DECOMPRESS = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell commands, for messages
 
 
+class _SmallReads(io.RawIOBase):
+    """A file of which isal reads little at once, so that the place in the file tells what is decompressed."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._file.read(min(len(buffer), CHUNK))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
     """Return a function that reads the decompressed bytes of an open file.
 
@@ -142,7 +158,7 @@ def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
     # Arrow's reader of gzip refuses the zero bytes at the end of padded copies; that of isal, three times as fast as
     # Python's, does not.
     if compression == "gz":
-        kind, stream = "gzip", igzip.IGzipFile(fileobj=file, mode="rb")
+        kind, stream = "gzip", igzip.IGzipFile(fileobj=_SmallReads(file), mode="rb")
     else:
         kind, stream = "zstandard", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
     whole = 0

@@ -540,8 +540,8 @@ def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: s
     for cut in (len(packed) - 1, len(packed) // 2):
         message = fails(tmp_path / name, packed[:cut], format="text")
         assert f"byte {cut:,}: the {kind} data ends early: truncated?" in message
-    message = fails(tmp_path / name, packed + b"garbage", format="text")
-    assert f"byte {len(packed + b'garbage'):,}: the {kind} data is followed by something else" in message
+    message = fails(tmp_path / name, packed + b"more garbage", format="text")
+    assert f"byte {len(packed + b'more garbage'):,}: the {kind} data is followed by something else" in message
     assert f"not {kind} data" in fails(tmp_path / name, GOOD, format="text")
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 255
