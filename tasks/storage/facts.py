@@ -390,6 +390,7 @@ class RowShape(Facts):
     padding: Literal["row", "none"] = Field(
         default="row", description="none: rows are lists that end after their last piece."
     )
+    share: Literal["none", "conversation"] = Field(default="none", description="Whose samples are stored as trees.")
     lengths: list[int] | None = Field(default=None, description="The lengths of rows, ascending.")
     mix: Literal["tokens", "blocks"] | None = Field(
         default=None, description="The order of training steps of several lengths."

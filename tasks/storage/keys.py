@@ -39,16 +39,19 @@ VERSIONS = {
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11
 
-PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape
+# Rows of tokens, one conversation per row, rows of another shape, and rows with trees.
+PACKED, WHOLE, SHAPED, SHARED = "3.0", "2.0", "3.1", "3.2"
 
 # Settings that make rows differ from format 3.0. They are recorded only if they differ from their defaults.
-SHAPE_SETTINGS = ("align", "padding")
+SHAPE_SETTINGS = ("align", "padding", "share")
 
 
 def format_version_of(settings: dict[str, Any]) -> str:
     """Return the format version of a corpus from its recorded settings."""
     if settings.get("packing") is False:
         return WHOLE
+    if "share" in settings:
+        return SHARED
     is_shaped = isinstance(settings.get("sequence_length"), list) or any(name in settings for name in SHAPE_SETTINGS)
     return SHAPED if is_shaped else PACKED
 

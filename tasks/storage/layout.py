@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from packcorpus.tasks.storage.keys import PACKED, SHAPED
+from packcorpus.tasks.storage.keys import PACKED, SHAPED, SHARED
 
 # The Jinja templates of a corpus, next to its shards. The second one is for conversations with tools, if the tokenizer
 # has such a template.
@@ -87,13 +87,14 @@ class RowLayout:
     padding: Literal["row", "none"] = "row"  # none: rows are lists that end after their last piece
     mix: Literal["tokens", "blocks"] | None = None  # order of the training steps of several lengths
     loss_weight: str = "none"  # origin of the weights in rows; none: rows have no weights
+    share: str = "none"  # whose samples share what they begin with; none: each is stored whole
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """Return the layout that recorded settings describe."""
         given = settings["sequence_length"]
         several = {"lengths": tuple(given), "mix": settings.get("mix", "tokens")} if isinstance(given, list) else {}
-        others = {name: settings[name] for name in ("align", "padding", "loss_weight") if name in settings}
+        others = {name: settings[name] for name in ("align", "padding", "loss_weight", "share") if name in settings}
         return cls(**{"lengths": (given,), **several, **others})
 
     @property
@@ -114,15 +115,20 @@ class RowLayout:
         return self.loss_weight != "none"
 
     @property
+    def is_shared(self) -> bool:
+        return self.share != "none"
+
+    @property
     def recorded(self) -> dict[str, Any]:
         """Return the manifest's `shape`: everything that differs from format 3.0."""
         values: dict[str, Any] = {"align": self.align} if self.align > 1 else {}
         values |= {"padding": self.padding} if self.padding != "row" else {}
+        values |= {"share": self.share} if self.is_shared else {}
         return values | ({"lengths": [*self.lengths], "mix": self.mix} if self.has_several_lengths else {})
 
     @property
     def format_version(self) -> str:
-        return SHAPED if self.recorded else PACKED
+        return SHARED if self.is_shared else SHAPED if self.recorded else PACKED
 
     def multiples(self, tokens: Any) -> Any:
         """Return lengths of pieces in multiples of `align`, rounded up.

@@ -94,7 +94,7 @@ class Manifest(Facts):
     def row_layout(self) -> RowLayout:
         shape, weights = self.shape or RowShape(), self.config.get("loss_weight", "none")
         lengths = tuple(shape.lengths or [self.sequence_length])
-        return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights)
+        return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights, shape.share)
 
     @property
     def splits_at_turns(self) -> bool:

@@ -119,7 +119,7 @@ def drop_code(reason: str) -> int:
 
 IGNORED = -100
 
-LOSS_WEIGHT = "loss_weight"  # the column of rows
+LOSS_WEIGHT, END = "loss_weight", "end"  # columns of rows
 
 # One row per piece of a conversation. A conversation that fits in a row is one piece.
 PLAN_SCHEMA = pa.schema(
@@ -166,6 +166,7 @@ def row_schema(layout: RowLayout, length: int, key: str, format_version: str = "
         pa.field("attention_mask", fixed(pa.int8()), nullable=False),
         pa.field("labels", fixed(pa.int32()), nullable=False),
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
+        *[pa.field(END, fixed(pa.int32()), nullable=False)] * layout.is_shared,
         *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * layout.is_weighted,
     ]
     if layout.padding == "none":
