@@ -6,12 +6,15 @@ random_trees(seed) ─▶ samples in trees ─lay_out─▶ a row: input_ids, la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
+from support.packed_rows import write_rows
 from support.training.tiny_training import LENGTH, VOCABULARY, Row
 
 
@@ -87,6 +90,21 @@ def alone(trees: Sequence[Tree]) -> list[Row]:
     for row in rows:
         del row["end"]
     return rows
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Return the columns of rows, with their mask."""
+    columns = {name: np.stack([row[name].numpy() for row in rows]) for name in rows[0]}
+    columns["attention_mask"] = (columns["input_ids"] > 0).astype(np.int8)  # padding alone has the token 0
+    return columns
+
+
+def write_trees(path: Path, columns: Mapping[str, np.ndarray]) -> Path:
+    """Write rows as a shard of format 3.2, and return its folder."""
+    length = len(columns["input_ids"][0])
+    facts = {"format_version": "3.2", "sequence_length": str(length), "share": "conversation"}
+    write_rows(path, columns, facts)
+    return path.parent
 
 
 def tree_rows(count: int, length: int = LENGTH) -> list[Row]:
