@@ -1,4 +1,4 @@
-"""Rows that store shared tokens once have the loss and the gradient of their samples apart.
+"""Rows with trees have the loss and the gradient of their samples apart.
 
 samples in trees ─lay_out─▶ rows ─model with use_trees─▶ Σ w·loss / Σ w and its gradient ┐
                  ─alone───▶ each sample, as the model is used ──▶ Σ of the same, by hand ┴▶ equal
