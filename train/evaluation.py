@@ -19,7 +19,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from packcorpus.tasks.storage.files import write_bytes
 from packcorpus.tasks.storage.schemas import IGNORED
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import Corpus
+from packcorpus.train.data.paths import paths_of
 from packcorpus.train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
 from packcorpus.train.model.base_model import positions
 from packcorpus.train.model.qlora import keep_random
@@ -230,14 +230,14 @@ def find_prompts(rows: Any, count: int) -> list[Prompt]:
     for number in range(len(rows)):
         row = {name: np.asarray(values) for name, values in rows[number].items()}
         ids, is_trained = row["input_ids"], row["labels"] != IGNORED
-        starts = np.flatnonzero(row["position_ids"] == 0).tolist() if "position_ids" in row else [0]
-        for start, stop in pairwise([*starts, len(ids)]):
-            first = start + 1  # nothing predicts the first token
-            trained = np.flatnonzero(is_trained[first:stop]) + first
+        for places, shared in paths_of(row):
+            first = max(shared, 1)  # nothing predicts the first token
+            trained = np.flatnonzero(is_trained[places[first:]]) + first
             if len(trained):  # otherwise padding
                 gaps = np.flatnonzero(np.diff(trained) > 1)
                 end = trained[gaps[0]] if len(gaps) else trained[-1]
-                prompts.append(Prompt(ids[start : trained[0]].tolist(), ids[trained[0] : end + 1].tolist()))
+                tokens = ids[places].tolist()
+                prompts.append(Prompt(tokens[: trained[0]], tokens[trained[0] : end + 1]))
         if len(prompts) >= count:
             break
     return prompts[:count]

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from support.training.tree_rows import columns_of, tree_rows, write_trees
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, MixtralConfig
 
 from packcorpus.tasks.core.errors import UsageError
 from packcorpus.train import doctor, fits
 from packcorpus.train.config import TrainingConfig
+from packcorpus.train.data.corpus import open_corpus
 from packcorpus.train.memory import ACTIVATIONS, LOGITS, MASKS, WEIGHTS, Estimator, skeleton, static
 from packcorpus.train.model import qlora, token_loss
-from packcorpus.train.model.attention import run_pass
+from packcorpus.train.model.attention import Collator, run_pass
+from packcorpus.train.model.trees import use_trees
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
@@ -61,6 +64,27 @@ def test_the_estimate_is_the_measured_peak_within_a_tenth(
     found = Estimator(tmp_path, config, torch.float32, "sdpa", fused=fused, trained=0.5).estimate(2, 512)
     expected = sum(size for part, size in found.parts.items() if part in (MASKS, ACTIVATIONS, LOGITS))
     assert expected == pytest.approx(measured, rel=0.1)
+
+
+def test_the_estimate_counts_the_masks_of_trees(tmp_path: Path) -> None:
+    # For other rows, the estimate is that of a kernel without a mask.
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(MODELS["gemma3_text"]).save_pretrained(tmp_path / "base")
+    base = tmp_path / "base"
+    config = TrainingConfig(base_model=str(base), activation_checkpointing=False, lora_dropout=0, fused_loss=False)
+    model = qlora.load_model(base, config, "cpu", torch.float32)
+    use_trees(model)
+    rows = tree_rows(2, 512)
+    corpus = open_corpus(write_trees(tmp_path / "rows" / "train-00000-of-00001.arrow", columns_of(rows)))
+    found = fits.fits_of(str(base), config.model_copy(update={"attention": "auto"}), corpus)
+    without = fits.fits_of(str(base), config.model_copy(update={"attention": "auto"}), None)
+    for checkpointing in (True, False):
+        more = found.estimate(checkpointing, 8, 512).total - without.estimate(checkpointing, 8, 512).total
+        assert more >= 8 * 512 * 512, "a byte per pair of places"
+    batch = {name: values.long() for name, values in Collator("sdpa")(rows).items() if name != "loss_weight"}
+    measured = peak_of(model, batch)
+    parts = Estimator(base, config, torch.float32, "sdpa", fused=False).estimate(2, 512).parts
+    assert sum(parts[part] for part in (MASKS, ACTIVATIONS, LOGITS)) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [*MODELS, "mixtral"])

@@ -24,17 +24,17 @@ from packcorpus.tasks.inspection.manifests import HERE, by_name, find_manifest
 from packcorpus.tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
 from packcorpus.tasks.storage.facts import RowShape
 from packcorpus.tasks.storage.files import sha256_of
-from packcorpus.tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from packcorpus.tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, SHARED, WHOLE
 from packcorpus.tasks.storage.layout import SPLITS, RowLayout, kind_of
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
-from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.schemas import END, LOSS_WEIGHT
 from packcorpus.tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from packcorpus.tasks.stores.mirror import remote_with
 from packcorpus.tasks.stores.urls import local_path_of, url_of
 
 SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
-VERSIONS = (PACKED, SHAPED, WHOLE)
+VERSIONS = (PACKED, SHAPED, SHARED, WHOLE)
 
 # Required columns of rows from other tools. position_ids are optional, but without them conversations see each other.
 REQUIRED = ("input_ids", "attention_mask", "labels")
@@ -61,7 +61,7 @@ class Corpus:
 
     name: str
     folder: Path
-    format_version: str  # 3.0: packed rows; 3.1: packed rows of another shape; 2.0: one conversation per row
+    format_version: str  # 3.0: packed rows; 3.1: of another shape; 3.2: with trees; 2.0: one conversation per row
     key: str  # from the manifest or the shards; if they have none, a digest of the bytes of the shards
     sequence_length: int  # the length of the longest rows
     manifest: Manifest | None
@@ -297,7 +297,7 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
             f"{path}: has rows of one of several lengths, which cannot be read without the manifest of their corpus; "
             "copy its manifest.json and the files next to the shards into the folder",
         )
-    packed = version in (PACKED, SHAPED)
+    packed = version in (PACKED, SHAPED, SHARED)
     columns = {"input_ids"} if packed else {"messages", "text"} if version == WHOLE else set()
     if version is None or not columns & set(names):
         raise DataError(
@@ -312,7 +312,7 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         raise DataError("not_trainable", f"{path}: metadata: {found['loc'][0]}: {found['msg']}") from None
-    layout = RowLayout((int(length),), shape.align, shape.padding)
+    layout = RowLayout((int(length),), shape.align, shape.padding, share=shape.share)
     if packed:
         _check_rows(path, schema, allow_unisolated, layout)
     corpus = Corpus(
@@ -326,10 +326,10 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, layout: RowLayout) -> None:
     """Raise DataError unless columns are lists of integers and position_ids exist."""
     # With `allow_unisolated`, position_ids may be missing, except in rows without padding.
-    required = LISTS if layout.padding == "none" else REQUIRED
+    required = LISTS if layout.padding == "none" else (*REQUIRED, *["position_ids", END] * layout.is_shared)
     if layout.padding == "none" and "position_ids" not in schema.names:
         raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")
-    for name in (*required, "position_ids"):
+    for name in {*required, "position_ids"}:
         if name not in schema.names:
             continue
         type_ = schema.field(name).type

@@ -1,7 +1,8 @@
 """Verified packed rows as a torch Dataset, in memory or memory-mapped.
 
     shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
-    row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L], perhaps loss_weight float32[L]
+    row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L],
+                              perhaps end int32[L] and loss_weight float32[L]
 
 If rows are kept in memory, exactly the bytes that were hashed are parsed. They are freed once their rows are copied.
 attention_mask is checked and then dropped, because a model that receives it does not isolate conversations.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,7 +31,7 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.process import cores
 from packcorpus.tasks.storage.corpus_folder import reading
 from packcorpus.tasks.storage.layout import RowLayout
-from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
+from packcorpus.tasks.storage.schemas import END, IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
 from packcorpus.tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from packcorpus.train.data.corpus import Corpus, Shard, open_corpus
 from packcorpus.train.machine.devices import free_memory, is_wsl, processes_here
@@ -66,7 +67,7 @@ RAW_BYTES = 1 << 30
 
 
 class PackedDataset(torch.utils.data.Dataset):
-    """Packed rows (format 3.0 or 3.1) of one split of a corpus.
+    """Packed rows (format 3.0, 3.1, or 3.2) of one split of a corpus.
 
     If rows have several lengths, a split holds the rows of one length, such as train-512. A DataLoader fetches the rows
     of a batch at once:
@@ -77,11 +78,13 @@ class PackedDataset(torch.utils.data.Dataset):
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
     modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
     set. If the config of the corpus sets `loss_weight`, a row also has "loss_weight": float32[L], and `weigh_loss`
-    makes a model apply it. Rows without padding differ in length; `Collator` joins the rows of a batch.
+    makes a model apply it. If it sets `share`, a row also has "end": int32[L]: token q sees token k if and only if
+    k <= q < end[k]; `require_isolation` makes a model follow it. Rows without padding differ in length; `Collator`
+    joins the rows of a batch.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
     lengths                        int64[rows], the length of each row
-    conversations                  number of pieces of conversations; None if rows have no position_ids
+    conversations                  number of conversations, or pieces of them; None if rows have no position_ids
     max_id                         the largest token ID
     load                           "memory" or "mmap". "auto" chooses memory if the rows of all processes of this
                                    machine (LOCAL_WORLD_SIZE) fit in half of the free memory
@@ -123,6 +126,7 @@ class PackedDataset(torch.utils.data.Dataset):
             "labels": np.int32,
         }  # of the columns that a model receives, in memory
         self._kinds |= {"position_ids": np.int32} if corpus.isolated else {}
+        self._kinds |= {END: np.int32} if corpus.layout.is_shared else {}
         self._kinds |= {LOSS_WEIGHT: np.float32} if corpus.weighted else {}
         self.nbytes = self.rows * self.length * 4 * len(self._kinds)
         shards = corpus.splits[split]
@@ -258,8 +262,50 @@ def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: 
     if positions is not None:
         require(positions[:, :1] == 0, "position_ids do not start at 0")
         starts = positions == 0
-        continues = positions[:, 1:] == positions[:, :-1] + 1
-        require(continues | starts[:, 1:] | (mask[:, 1:] == 0), "position_ids neither increase by 1 nor restart at 0")
+        if END in columns:
+            starts = _check_trees(positions, columns[END], mask, require)
+        else:
+            continues = positions[:, 1:] == positions[:, :-1] + 1
+            fault = "position_ids neither increase by 1 nor restart at 0"
+            require(continues | starts[:, 1:] | (mask[:, 1:] == 0), fault)
         require(~(trained & starts), "the first token of a conversation is trained on")
         conversations, longest = int(np.count_nonzero(starts & (mask == 1))), int(positions.max()) + 1
     return int(ids.max()), longest, int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations
+
+
+def _check_trees(
+    positions: np.ndarray, end: np.ndarray, mask: np.ndarray, require: Callable[[np.ndarray, str], None]
+) -> np.ndarray:
+    """Check rows with trees, and return where pieces begin, bool[rows, L].
+
+    A piece begins where a position does not continue the one before: at 0, it begins a tree, and otherwise it follows
+    the token of the path before it with the position below its own. A token is seen up to the next one whose position
+    is not above its own.
+    """
+    rows, length = positions.shape
+    require((positions >= 0) | (mask == 0), "a position is negative")
+    # Padding and the end of a row end every tree.
+    depth = np.full((rows, length + 1), -1, np.int64)
+    depth[:, :-1] = np.where(mask == 1, positions, -1)
+    starts = np.ones((rows, length), bool)
+    starts[:, 1:] = depth[:, 1:-1] != depth[:, :-2] + 1
+    starts &= mask == 1
+    before = np.concatenate([np.full((rows, 1), -1), depth[:, :-2]], axis=1)
+    require(~starts | (positions == 0) | (depth[:, :-1] <= before), "position_ids grow by more than 1")
+    place = np.arange(length)
+    require((end > place) & (end <= length), "an `end` is not after its token, or is after the row")
+    require((end == place + 1) | (mask == 1), "the `end` of padding is not the next place")
+    flat, ends = depth.reshape(-1), np.full((rows, length + 1), length, np.int64)
+    first = (length + 1) * np.arange(rows)[:, None]
+    ends[:, :-1] = end
+    ends = (ends + first).reshape(-1)
+    real = np.flatnonzero(flat >= 0)
+    wanted = real + 1
+    above = np.flatnonzero(flat[wanted] > flat[real])
+    while len(above):  # past what follows the next token, from end to end
+        wanted[above] = ends[wanted[above]]
+        above = above[flat[wanted[above]] > flat[real[above]]]
+    fits = np.ones(rows * (length + 1), bool)
+    fits[real] = ends[real] == wanted
+    require(fits.reshape(rows, -1)[:, :-1], "an `end` is not the next place of the same or a lower position")
+    return starts

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from packcorpus.tasks.core.printable import counted
-from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.schemas import END, LOSS_WEIGHT
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.data.dataset import PackedDataset
@@ -99,8 +99,9 @@ def empty_row(rows: PackedDataset) -> dict[str, torch.Tensor]:
     corpus, length = rows.corpus, rows.length
     ids, labels = torch.zeros(length, dtype=torch.int32), torch.full((length,), -100, dtype=torch.int64)
     positions = {"position_ids": torch.arange(length, dtype=torch.int32)} if corpus.isolated else {}
+    ends = {END: torch.full((length,), length, dtype=torch.int32)} if corpus.layout.is_shared else {}
     weights = {LOSS_WEIGHT: torch.zeros(length)} if corpus.weighted else {}
-    return {"input_ids": ids, "labels": labels, **positions, **weights}
+    return {"input_ids": ids, "labels": labels, **positions, **ends, **weights}
 
 
 def empty_conversation(_: Any) -> dict[str, list[int]]:

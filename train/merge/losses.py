@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from packcorpus.tasks.storage.layout import kind_of
 from packcorpus.tasks.storage.schemas import IGNORED
 from packcorpus.train.data.corpus import Corpus
 from packcorpus.train.data.dataset import PackedDataset
+from packcorpus.train.data.paths import paths_of
 
 # Operations of all passes of a model: 20 seconds at 1 TFLOP/s. A model of 8 billion parameters reads 1,250 tokens.
 OPERATIONS = 2e13
@@ -108,12 +108,13 @@ def _pieces(rows: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[torch.Tenso
     """Yield each conversation of rows up to its last trained token."""
     for row in rows:
         ids, labels = row["input_ids"].astype(np.int64), row["labels"].astype(np.int64)
-        starts = np.flatnonzero(row["position_ids"] == 0).tolist() if "position_ids" in row else [0]
-        for start, stop in pairwise([*starts, len(ids)]):
-            trained = np.flatnonzero(labels[start : min(stop, start + LONGEST)] != IGNORED)
+        for places, shared in paths_of(row):
+            targets = labels[places[:LONGEST]]
+            targets[:shared] = IGNORED  # they count in another sample
+            trained = np.flatnonzero(targets != IGNORED)
             if trained.any():  # otherwise padding; nothing predicts the first token
-                end = start + int(trained[-1]) + 1
-                yield torch.from_numpy(ids[start:end]), torch.from_numpy(labels[start:end])
+                end = int(trained[-1]) + 1
+                yield torch.from_numpy(ids[places[:end]]), torch.from_numpy(targets[:end])
 
 
 @torch.inference_mode()

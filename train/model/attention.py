@@ -29,6 +29,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from packcorpus.tasks.core.errors import PartMissing
+from packcorpus.tasks.storage.schemas import END
 from packcorpus.train.model.checkpoint import classes_of, towers_of
 
 try:
@@ -195,7 +196,8 @@ class Collator:
     `backend` is the attention of the model: sdpa, eager, flex, flash2, flash3, or varlen. The last three need the
     bounds of segments (`cu_seq_lens_q` and others). Rows of different lengths are joined into one row, in which
     restarting positions separate them. The bounds are valid only for the unchanged batch: accelerate keeps it if the
-    dataset has a length and every rank reads its own batches; torch's DataParallel would split it.
+    dataset has a length and every rank reads its own batches; torch's DataParallel would split it. Rows with shared
+    tokens need a backend with a mask, so the last three raise PartMissing.
 
         collate = packcorpus.Collator("sdpa")
         batch = collate([rows[0], rows[1]])
@@ -205,6 +207,12 @@ class Collator:
     longest: int = 0  # tokens of a segment, or more; a constant, so that compiled layers fit every batch
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if END in rows[0] and self.backend in BY_SEGMENTS:
+            raise PartMissing(
+                "no_attention",
+                f"attention `{self.backend}` has no mask, which rows with shared tokens need; use `attention: sdpa` or "
+                "`attention: flex`, or pack the corpus with `share: none`",
+            )
         if len({len(row["input_ids"]) for row in rows}) > 1:
             batch = {name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in rows[0]}
         else:

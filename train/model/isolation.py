@@ -13,6 +13,9 @@ Conversations are numbered over the whole batch, so each one is compared while i
 neighbors in other rows. The check costs four forward passes per batch. It detects every known kind of leak: an
 attention mask that is passed on, dropped positions, lost boundaries, a cache, or a backend that ignores segments. With
 each of these leaks, the loss looks healthy.
+
+If rows store shared tokens once, replaced tokens must move the logits of all that see them and of nothing else, and a
+sample must have the states that it has alone. This costs up to eleven passes; see train.model.trees.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ import torch
 
 from packcorpus.tasks.core.errors import DataError, PackError, PartMissing
 from packcorpus.tasks.core.printable import counted
-from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.schemas import END, LOSS_WEIGHT
 from packcorpus.train.config import TrainingConfig
 from packcorpus.train.machine.process import may_be_shortage
 from packcorpus.train.machine.ranks import fail_alike, largest
@@ -61,6 +64,7 @@ from packcorpus.train.model.attention import (
 from packcorpus.train.model.base_model import read_config, silence_libraries
 from packcorpus.train.model.qlora import infinite_weights, is_sharded, keep_random, load_model, quantized, set_random
 from packcorpus.train.model.quantization import unpacked_layers
+from packcorpus.train.model.trees import Replacement, TreesOfRows, use_trees
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -72,6 +76,9 @@ LOOKED_AT = 2000  # number of rows among which these are chosen
 # relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
 # observed leak moved them by 0.23.
 ROUNDING = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
+# The states of a sample in its tree may differ this far from those alone, relative to their size. Other kernels round
+# differently; positions or windows that do not follow the path make a difference of 0.3 or more.
+SAME_STATES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 # Speeds that differ by less are equal; see also train.loop.micro_batch.
 NEAR = 0.03
 # Errors of kernels and of the code of models that do not support a device or packed rows.
@@ -90,6 +97,9 @@ class Isolation:
     own_moved: float  # logits of the replaced conversation that moved least
     noise: float  # between two passes of the same input, anywhere
     rounding: float = 0.0  # how far logits may move because of rounding, relative to `own_moved`
+    # If tokens are shared, the relative difference of states of a sample in its tree and alone, and how large it may be
+    differs: float = 0.0
+    may_differ: float = 0.0
 
     @property
     def allowed(self) -> float:
@@ -103,11 +113,16 @@ class Isolation:
 
     @property
     def passed(self) -> bool:
-        return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
+        return self.moved <= self.allowed and self.sees and self.own_moved < math.inf and self.is_as_alone
+
+    @property
+    def is_as_alone(self) -> bool:
+        """Return whether a sample of a tree has the states that it has alone."""
+        return self.differs <= self.may_differ
 
     @property
     def finite(self) -> bool:
-        return all(map(math.isfinite, (self.moved, self.own_moved, self.noise)))
+        return all(map(math.isfinite, (self.moved, self.own_moved, self.noise, self.differs)))
 
     @property
     def leaks(self) -> bool:
@@ -115,6 +130,11 @@ class Isolation:
         return self.sees and self.finite and not self.passed
 
     def __str__(self) -> str:
+        if self.may_differ:
+            return (
+                f"of {self.conversations} samples in {counted(self.rows, 'row')}, replaced tokens moved logits of the "
+                f"tokens that see them by {self.own_moved:.3g} or more, and others by {self.moved:.3g} or less"
+            )
         return (
             f"after replacing every second of {self.conversations} conversations in {counted(self.rows, 'row')}, their "
             f"logits moved by {self.own_moved:.3g} or more, those of the others by {self.moved:.3g} or less"
@@ -123,7 +143,7 @@ class Isolation:
 
 def count_conversations(row: dict[str, Any]) -> int:
     """Count the conversations of a row that are trained on, without padding."""
-    return int(number_conversations([row]).max()) + 1
+    return TreesOfRows([row]).samples if END in row else int(number_conversations([row]).max()) + 1
 
 
 def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
@@ -179,7 +199,7 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     # 128k IDs would take 17 GB in fp32.
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
-    numbers = number_conversations(rows).to(device)
+    count, replacements, path = _replacements(rows)
     ids, vocabulary = batch["input_ids"], model.get_input_embeddings().num_embeddings
     # A shift by 1 … V - 1 changes every token.
     shift = torch.randint(1, vocabulary, ids.shape, generator=torch.Generator().manual_seed(seed)).to(ids)
@@ -192,11 +212,13 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
             once = _hidden(model, batch, seed)
             noise = _moved(model, once, _hidden(model, batch, seed), torch.ones_like(ids, dtype=torch.bool))
             moved, own = [], []
-            for parity in (0, 1):
-                replaced = numbers % 2 == parity
+            for one in replacements:
+                replaced, reached = one.replaced.to(device), one.reached.to(device)
                 other = _hidden(model, batch | {"input_ids": torch.where(replaced, changed, ids)}, seed)
-                moved.append(_moved(model, once, other, ~replaced))
-                own += [_moved(model, once, other, numbers == number) for number in numbers[replaced].unique()]
+                moved.append(_moved(model, once, other, ~reached))
+                own += [_moved(model, once, other, unit.to(device)) for unit in one.units]
+            model.eval()  # dropout would differ
+            differs = 0.0 if path is None else _differs(model, batch, path.to(device), seed)
     finally:
         model.train(mode)
     # Kernels of scans subtract sums over several conversations, which also rounds differently.
@@ -204,7 +226,28 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     rounding = ROUNDING[precision_of(model)] if rounds else 0.0
     # Python's max() may drop a NaN, but torch's never does.
     most, least = float(torch.tensor(moved).max()), float(torch.tensor(own).min())
-    return Isolation(len(rows), int(numbers.max()) + 1, most, least, noise, rounding)
+    may_differ = 0.0 if path is None else SAME_STATES[precision_of(model)]
+    return Isolation(len(rows), count, most, least, noise, rounding, differs, may_differ)
+
+
+def _replacements(rows: Sequence[dict[str, Any]]) -> tuple[int, list[Replacement], torch.Tensor | None]:
+    """Return the number of conversations or samples, what to replace, and a path."""
+    if END in rows[0]:
+        trees = TreesOfRows(rows)
+        return trees.samples, trees.replacements(), trees.path()
+    numbers, found = number_conversations(rows), []
+    for parity in (0, 1):
+        replaced = numbers % 2 == parity
+        found.append(Replacement(replaced, replaced, [numbers == number for number in numbers[replaced].unique()]))
+    return int(numbers.max()) + 1, found, None
+
+
+def _differs(model: Any, batch: dict[str, Any], path: torch.Tensor, seed: int) -> float:
+    """Return the relative difference of the states of a sample in its rows and alone."""
+    ids = batch["input_ids"].flatten()[path][None]
+    alone = {"input_ids": ids}  # as in use, the model counts positions itself, from 2 in some models
+    row = _hidden(model, batch, seed).flatten(0, 1)[path].float()
+    return float((row - _hidden(model, alone, seed)[0].float()).norm() / row.norm())
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
@@ -251,6 +294,14 @@ def require_isolation(
     """
     checked = count * math.ceil(ROWS / count)
     rows = [dataset[number] for number in choose_rows(dataset, checked)]
+    if END in dataset[0]:
+        use_trees(model)
+        if states.layers_with_state(model):
+            raise DataError(
+                "unfit_model",
+                f"a {model.config.model_type} model passes a state from each token to the next, but rows with shared "
+                "tokens have branches; pack the corpus with share: none, or use another model",
+            )
     if not rows:
         if count == 1:
             return None
@@ -259,7 +310,7 @@ def require_isolation(
     batches = [rows[start : start + count] for start in range(0, len(rows), count)]
     failure: PackError = DataError("leak", "")
     reason = states.missing(model)
-    for way in states.ways(model, attention):
+    for way in [states.ATTENTION] if END in rows[0] else states.ways(model, attention):
         states.use_way(model, way, reason)
         try:
             parts = [check_isolation(model, collator(batch), batch, seed=seed) for batch in batches]
@@ -271,14 +322,19 @@ def require_isolation(
             only_in_4_bits = _fails_only_in_4_bits(model, collator, batches[0], seed)
             failure = PartMissing("no_attention", _failure(model, attention, error, only_in_4_bits))
             continue
-        figures = torch.tensor([(part.moved, -part.own_moved, part.noise) for part in parts], dtype=torch.float64)
-        moved, own_moved, noise = figures.amax(0).tolist()  # the worst of each; keeps a NaN
+        figures = torch.tensor(
+            [(part.moved, -part.own_moved, part.noise, part.differs, part.may_differ) for part in parts],
+            dtype=torch.float64,
+        )
+        moved, own_moved, noise, differs, may_differ = figures.amax(0).tolist()  # the worst of each; keeps a NaN
         conversations = sum(part.conversations for part in parts)
-        result = Isolation(checked, conversations, moved, -own_moved, noise, parts[0].rounding)
+        result = Isolation(checked, conversations, moved, -own_moved, noise, parts[0].rounding, differs, may_differ)
         if result.passed:
             return result
         reason = states.LEAKS[way]
         failure = DataError("leak", _leak(model, result, attention)) if result.finite else not_finite(model, attention)
+        if result.finite and END in rows[0]:
+            failure = DataError("leak", _off_path(model, result, attention))
         if not result.leaks:
             break
     raise failure
@@ -317,6 +373,26 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
             f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
         )
     return f"{fault}; training was not started. {fix}"
+
+
+def _off_path(model: Any, result: Isolation, attention: str) -> str:
+    """Describe why tokens of a tree do not see what they see alone, and the fix."""
+    if result.leaks and result.moved > result.allowed:
+        fault = (
+            f"tokens see more than their path with attention `{attention}` (logits moved by {result.moved:.3g} after "
+            f"other samples were replaced; rounding explains at most {result.allowed:.3g})"
+        )
+    elif not result.sees:
+        fault = (
+            f"tokens do not see all of their path with attention `{attention}`: replacing it moved logits by only "
+            f"{result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
+        )
+    else:
+        fault = (
+            f"the states of a sample differ by {result.differs:.1g} (relative) from those alone with attention "
+            f"`{attention}`, so a {model.config.model_type} model counts positions or windows by the places of a row"
+        )
+    return f"{fault}; training was not started. Pack the corpus with share: none, or use another model"
 
 
 def _fails_only_in_4_bits(model: Any, collator: Any, rows: Sequence[dict[str, Any]], seed: int) -> bool:
@@ -497,8 +573,11 @@ def run(request: dict[str, Any], folder: Path) -> Iterator[Trial]:
     backends, config = request["backends"], TrainingConfig(**request["config"])
     base = Path(request["base"]) if request["is_folder"] else request["base"]
     device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
-    kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
-    rows = [{name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items()} for row in request["rows"]]
+    kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32, END: torch.int32}
+    rows = [
+        {name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items() if name in row}
+        for row in request["rows"]
+    ]
     try:
         loaded_with, _ = backend_to_load(read_config(base), "auto")
         if device.index is not None:  # one of several GPUs; torch refuses "cuda" here

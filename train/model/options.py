@@ -18,6 +18,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from packcorpus.tasks.core.printable import counted
+from packcorpus.tasks.storage.schemas import END
 from packcorpus.train.machine.ranks import fail_alike, largest
 from packcorpus.train.model import liger
 from packcorpus.train.model.attention import autocast, decoder_of, run_pass
@@ -258,4 +259,5 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     trained = (torch.as_tensor(row["labels"]) >= 0).nonzero()
     first = int(trained[0]) if len(trained) else 0
     start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
-    return {name: column[start : start + COMPARED] for name, column in row.items()}
+    part = {name: column[start : start + COMPARED] for name, column in row.items()}
+    return part | {END: part[END] - start} if END in part else part

@@ -19,6 +19,7 @@ import pytest
 import torch
 from support.commands import ROOT, in_fork_with_torch
 from support.training.tiny_training import packed_rows, tiny_model
+from support.training.tree_rows import tree_rows
 from transformers import LlamaForCausalLM
 
 from packcorpus.tasks.core.errors import PartMissing
@@ -113,6 +114,23 @@ def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPat
     assert [*run(request | {"backends": ["varlen", "sdpa"]}, tmp_path)] == [
         Trial(backend, 0.0, "CUDA out of memory. Tried to allocate") for backend in ("varlen", "sdpa")
     ]
+
+
+def test_the_other_process_gets_the_trees_of_rows(base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [{name: values.tolist() for name, values in row.items()} for row in tree_rows(4)]
+    request, passed = request_of(monkeypatch, base, "sdpa") | {"rows": rows}, []
+    plain = isolation.try_backend
+
+    def watched(model: Any, dataset: Any, *others: Any, **named: Any) -> Trial:
+        passed.extend(dataset)
+        return plain(model, dataset, *others, **named)
+
+    monkeypatch.setattr(isolation, "try_backend", watched)
+    (found,) = run(request, tmp_path)
+    assert found.tokens_per_second > 0
+    assert [row["end"].tolist() for row in passed] == [row["end"] for row in rows]
+    (found,) = run(request | {"backends": ["varlen"]}, tmp_path)
+    assert not found.tokens_per_second
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda", []), ("cuda:1", [torch.device("cuda:1")])])
