@@ -1,4 +1,4 @@
-"""Pack conversations with and without trees; print tokens, rows, and the share that is trained on.
+"""Pack conversations with and without trees; print tokens and rows.
 
     python bench/packing/trees.py CONFIG.yaml [--plan SAMPLES]
 

@@ -132,7 +132,10 @@ DECOMPRESS = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell command
 
 
 class _SmallReads(io.RawIOBase):
-    """A file of which isal reads little at once, so that the place in the file tells what is decompressed."""
+    """A file of which isal reads little at once.
+
+    So the place in the file is that of what is decompressed.
+    """
 
     def __init__(self, file: BinaryIO):
         self._file = file

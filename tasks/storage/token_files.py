@@ -10,7 +10,7 @@ whole conversation. The columns:
     turn        int32               index of the message that the sample trains on; -1 if it is the whole conversation
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
-    shared      int32               tokens that a tree need not store again after the sample before (shared_tokens)
+    shared      int32               tokens that a tree does not store again after the sample before (shared_tokens)
     tokens      large_list<int32>   id if a token is trained, ~id (bitwise not) if it is not
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
     group       uint64              only with validation_by: KEY; hash of its value, or `digest` if there is none

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def shared_tokens(tokens: np.ndarray, offsets: np.ndarray, continues: np.ndarray) -> np.ndarray:
-    """Return how many tokens a tree need not store again for each sample: int32[samples].
+    """Return the tokens that a tree does not store again: int32[samples].
 
     `tokens` (int32, id or ~id) and `offsets` are those of the samples; `continues` is whether the sample before is of
     the same conversation. Samples share tokens before the first one that the later sample trains on, so no token is

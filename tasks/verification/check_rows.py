@@ -210,7 +210,7 @@ def _check_batch(
 
 
 def _check_trees(batch: pa.RecordBatch, pieces: dict[str, np.ndarray], positions: np.ndarray, where: str) -> None:
-    """Check the trees of some rows, and add what comes before each piece to its `positions`.
+    """Check the trees of rows, and add what each piece shares to `positions`.
 
     The pieces of a tree are visited backwards. `closes` is where the next piece begins that does not see the token of
     a depth: only if it shares more tokens does it see it.

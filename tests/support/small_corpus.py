@@ -168,7 +168,7 @@ def token_file(
 
 
 def shared_with(before: Sequence[int], values: Sequence[int]) -> int:
-    """Count the tokens that a tree need not store again; token by token."""
+    """Count, token by token, what a tree does not store again."""
     count = 0
     for one, other in zip(ids_of(before), values, strict=False):
         if other >= 0 or one != ~other:

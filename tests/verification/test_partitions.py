@@ -131,7 +131,11 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
     rows = index.to_pylist()
     # The pieces of each shard, found in plain Python.
     wanted = [
-        [tuple(row.get(name, 0) for name in PIECE.names or ()) for row in rows if (row["split"], row["shard"]) == (split, n)]
+        [
+            tuple(row.get(name, 0) for name in PIECE.names or ())
+            for row in rows
+            if (row["split"], row["shard"]) == (split, n)
+        ]
         for split, facts in manifest.splits.items()
         for n in range(len(facts.shards))
     ]
