@@ -221,7 +221,7 @@ def show_corpus(corpus: Corpus, console: Console) -> None:
     of, tokens = ledger.conversations, ledger.tokens
     lost = {"rejected": sum(of.rejected.values()), "dropped": sum(of.dropped.values())}
     trained = f"{tokens.trained:,} trained on ({100 * tokens.trained / max(tokens.packed, 1):.1f} %)"
-    left_out = {"truncated": tokens.truncated, "dropped": tokens.dropped}
+    left_out = {"truncated": tokens.truncated, "dropped": tokens.dropped, "shared": tokens.shared or 0}
     sources = [f"{printable(source.path)} ({source.conversations:,})" for source in manifest.sources[:SHOWN_SOURCES]]
     if (more := len(manifest.sources) - SHOWN_SOURCES) > 0:
         sources.append(f"{more:,} more")

@@ -222,6 +222,7 @@ def test_what_trees_save_is_said_once_for_all(trees: Path, whole: Path) -> None:
     assert line in page
     assert f"− shared {saved:,} = packed {ledger.tokens.packed:,}" in page
     assert line in [*notes(load_manifest(trees))]
+    assert f"{saved:,} shared" in repr(packcorpus.open(trees))
     rows = load_manifest(trees).packing_metadata
     assert f"samples per row {rows.avg_conversations_per_sequence:.2f}" in page
     assert rows.avg_conversations_per_sequence == pytest.approx(len(samples_of(trees)) / rows.rows, abs=1e-4)
