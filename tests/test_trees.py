@@ -177,6 +177,7 @@ def test_a_search_finds_a_text_once_also_where_a_piece_begins(
         if shared[key]:  # texts that begin before the piece and end in it
             texts.append(encoder.decode(sample.ids[shared[key] - 4 : shared[key] + 5]))
             texts.append(encoder.decode(sample.ids[: shared[key] + 2]))
+            texts.append(encoder.decode(sample.ids[shared[key] - 4 : shared[key] + 1]))  # ends with the copied token
     for text in texts:
         result = search.find_conversations(trees, text, 1000)
         hits = [(piece["record"], piece["turn"]) for piece in result.conversations]
@@ -297,8 +298,9 @@ def test_the_card_says_how_to_mask_trees(trees: Path, whole: Path) -> None:
     for row in read_corpus(trees).rows["train"]:
         [[mask]] = values["collate"]([row.columns["end"]])["attention_mask"].tolist()
         for entry in row.entries:
-            last = entry["start"] + entry["length"] - 1
-            assert sum(mask[last]) == entry["shared"] + entry["length"], "the last token sees its sample"
+            for number in range(entry["length"]):
+                seen = sum(mask[entry["start"] + number])
+                assert seen == entry["shared"] + number + 1, "a token sees its sample up to itself"
 
 
 # -- export, diff, repair, rebuild -------------------------------------------------------------------------------------
