@@ -108,7 +108,7 @@ def test_a_row_is_shown_as_trees(trees: Path, apart: dict[tuple[int, int], Sampl
 
 def test_a_conversation_is_shown_whole_along_its_path(trees: Path, apart: dict[tuple[int, int], Sample]) -> None:
     encoder = open_tokenizer(load_manifest(trees), folder_of(trees))
-    for record in {record for record, _ in apart}:
+    for record in sorted({record for record, _ in apart})[::3]:
         found = as_object(trees, at=f"chat.jsonl:{record}")
         wanted = {turn: sample for (of, turn), sample in apart.items() if of == record}
         assert [piece["turn"] for piece in found["pieces"]] == sorted(wanted)
@@ -172,8 +172,8 @@ def test_a_search_finds_a_text_once_also_where_a_piece_begins(
                 found.add(key)
         return found
 
-    texts = ["minutes", "assistant", "the", "a", "no such text"]
-    for key, sample in list(apart.items())[::3]:
+    texts = ["minutes", "system", "no such text"]
+    for key, sample in list(apart.items())[::9]:
         if shared[key]:  # texts that begin before the piece and end in it
             texts.append(encoder.decode(sample.ids[shared[key] - 4 : shared[key] + 5]))
             texts.append(encoder.decode(sample.ids[: shared[key] + 2]))
@@ -296,11 +296,11 @@ def test_the_card_says_how_to_mask_trees(trees: Path, whole: Path) -> None:
     values: dict[str, Any] = {"torch": torch, "default_data_collator": lambda rows: {"end": torch.tensor(rows)}}
     exec(collate, values)  # noqa: S102 - our own text
     for row in read_corpus(trees).rows["train"]:
-        [[mask]] = values["collate"]([row.columns["end"]])["attention_mask"].tolist()
+        [[seen]] = values["collate"]([row.columns["end"]])["attention_mask"].sum(-1)
         for entry in row.entries:
-            for number in range(entry["length"]):
-                seen = sum(mask[entry["start"] + number])
-                assert seen == entry["shared"] + number + 1, "a token sees its sample up to itself"
+            own = seen[entry["start"] : entry["start"] + entry["length"]].tolist()
+            first = entry["shared"] + 1
+            assert own == list(range(first, first + entry["length"])), "a token sees its sample up to itself"
 
 
 # -- export, diff, repair, rebuild -------------------------------------------------------------------------------------
