@@ -43,6 +43,7 @@ WEIGHTED = {
     "conversation": "the same total for every conversation",
     "both": "the same total for every conversation, times the weight in the data",
 }
+SHARED = "what samples of a conversation begin with is stored once"
 # Why a conversation is in no row, by the reason in the ledger.
 DROPPED = {
     "too_long": "longer than a row",
@@ -122,6 +123,7 @@ def setting_facts(settings: Mapping[str, Any]) -> list[Fact]:
         Fact("trained on", trained + ", without reasoning" * (settings.get("reasoning") == "drop")),
         Fact("overlong", str(settings.get("overlong", "?"))),
         *([Fact("loss weight", weights)] if weights else []),
+        *([Fact("share", SHARED)] if settings.get("share", "none") != "none" else []),
     ]
 
 
@@ -417,8 +419,8 @@ def explain_shared(ledger: Ledger) -> Iterator[str]:
     shared, stored = ledger.tokens.shared, ledger.tokens.packed - ledger.tokens.repeated
     if shared:
         yield (
-            f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): what "
-            "samples of a conversation begin with is stored once (share: conversation)"
+            f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): {SHARED} "
+            "(share: conversation)"
         )
     elif shared is not None:
         yield "share: conversation saves nothing here: no conversation has samples that begin alike in one row"
