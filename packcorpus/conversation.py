@@ -22,6 +22,7 @@ from packcorpus.tasks.inspection.lookup import pieces_of_number, places_at
 from packcorpus.tasks.inspection.sources import messages_of_record
 from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.shards import sample_of_piece
 from packcorpus.views import as_html, as_text
 
 
@@ -115,9 +116,8 @@ class Conversation:
         found: dict[str, list[np.ndarray]] = {}
         for _, piece in sorted(parts.items()):
             row = Rows(self._manifest, self._folder, piece["split"])[piece["row_of_split"]]
-            inside = slice(piece["start"], piece["start"] + piece["length"])
-            for name in {"input_ids", "labels", LOSS_WEIGHT} & row.keys():
-                found.setdefault(name, []).append(row[name][inside])
+            for name, values in sample_of_piece(row, piece["start"], piece["length"]).items():
+                found.setdefault(name, []).append(values)
         tokens, labels = (np.concatenate(found.get(name, [np.zeros(0, np.int32)])) for name in ("input_ids", "labels"))
         weights = np.concatenate(found[LOSS_WEIGHT]) if LOSS_WEIGHT in found else None
         rows = [(piece["split"], piece["row_of_split"]) for piece in placed]

@@ -161,8 +161,8 @@ class Corpus(os.PathLike[str]):
         conversations apart. Rows without padding are joined: [1, tokens]. With `framework="torch"`, a batch has
         tensors, and labels are int64.
 
-        Raises UsageError for an impossible argument, DataError for a corpus with `packing: false`, and PartMissing if
-        torch is not installed.
+        Raises UsageError for an impossible argument, DataError for a corpus with `packing: false`, or with `share`, as
+        positions do not show a model where trees branch, and PartMissing if torch is not installed.
 
             for batch in packcorpus.open("mine").batches(8, epochs=2):
                 ids = batch["input_ids"]
@@ -175,6 +175,11 @@ class Corpus(os.PathLike[str]):
         if not self.manifest.packing_metadata.enabled:
             problem = "has conversations, not packed rows; read them with rows(), or pack with packing: true"
             raise DataError("not_trainable", f"{self.path}: {problem}")
+        if self.manifest.row_layout.is_shared:
+            problem = "has trees of samples, for which a model needs a mask made from `end`"
+            raise DataError(
+                "not_trainable", f"{self.path}: {problem}; use dataset() with a Collator, or pack with share: none"
+            )
         if framework == "torch":
             needs_extra("torch")
         if split != "train" or self.splits.get(split):
@@ -216,7 +221,7 @@ def show_corpus(corpus: Corpus, console: Console) -> None:
     of, tokens = ledger.conversations, ledger.tokens
     lost = {"rejected": sum(of.rejected.values()), "dropped": sum(of.dropped.values())}
     trained = f"{tokens.trained:,} trained on ({100 * tokens.trained / max(tokens.packed, 1):.1f} %)"
-    left_out = {"truncated": tokens.truncated, "dropped": tokens.dropped}
+    left_out = {"truncated": tokens.truncated, "dropped": tokens.dropped, "shared": tokens.shared or 0}
     sources = [f"{printable(source.path)} ({source.conversations:,})" for source in manifest.sources[:SHOWN_SOURCES]]
     if (more := len(manifest.sources) - SHOWN_SOURCES) > 0:
         sources.append(f"{more:,} more")

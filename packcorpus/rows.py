@@ -35,9 +35,10 @@ class Rows(Sequence[Row]):
     """The rows of one split, mapped from the shards; nothing is copied.
 
     `rows[n]` is a dict of numpy arrays, one for each column of the shards (see [Row format](row-format.md)): int32[L]
-    `input_ids`, `labels`, and `position_ids`, int8[L] `attention_mask`, and, if the corpus has weights, float32[L]
-    `loss_weight`, for L tokens in a row. A slice is a list of rows. The arrays are read-only views of the files. With
-    `packing: false`, a row has the Python values `messages`, `tools`, and `text`.
+    `input_ids`, `labels`, and `position_ids`, int8[L] `attention_mask`, float32[L] `loss_weight` if the corpus has
+    weights, and int32[L] `end` if it has trees (`share`), for L tokens in a row. A slice is a list of rows. The arrays
+    are read-only views of the files. With `packing: false`, a row has the Python values `messages`, `tools`, and
+    `text`.
 
     The SHA-256 of a shard is checked when its first row is read. Raises IndexError without such a row, and DataError or
     InputMissing, naming the file, if a shard is damaged or missing.

@@ -155,13 +155,14 @@ def print_legend(console: Console, boundaries: bool = False) -> None:
     say(console, legend)
 
 
-def print_title(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
+def print_title(console: Console, number: str, origin: str, facts: Sequence[str], indent: int = 0) -> None:
     """Print the line above a conversation: its number, its source line, and facts."""
-    head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
+    before = (" " * indent, ""), ("━━ ", "cyan"), (f"{number}  " if number else "", "dim")
+    head = Text.assemble(*before, (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
         say(console, head)
-        say(console, "   ", facts_text)
+        say(console, " " * (indent + 3), facts_text)
     else:
         say(console, head, "  ", facts_text)
 

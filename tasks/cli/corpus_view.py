@@ -374,6 +374,7 @@ WORDS = {
     "ledger.pieces.repeated_tokens": "tokens before later pieces",
     "ledger.tokens.separators": "separators",
     "ledger.tokens.repeated": "tokens repeated",
+    "ledger.tokens.shared": "tokens shared",
     "ledger.tokens.padding": "padding",
     "ledger.tokens.alignment": "padding of align",
     "ledger.tokens.trained_truncated": "trained tokens of truncated",

@@ -100,7 +100,7 @@ def show_shard(shard: ShardFigures, console: Console) -> None:
         say(
             console,
             f"{shard.fill:.2f} % full: {counted(shard.tokens, 'token')}, {shard.trained:,} trained; "
-            f"{counted(shard.conversations, 'conversation')}, {shard.least} to {shard.most} per row, "
+            f"{counted(shard.conversations, shard.noun)}, {shard.least} to {shard.most} per row, "
             f"{mean:.2f} on average",
         )
     console.print(Text("--row N shows one of its rows, from 0", "dim"))

@@ -24,6 +24,8 @@ from packcorpus.tasks.inspection.search import Excerpt, Rejects, SearchResult
 
 # Maximum number of rows with further copies of a piece to list.
 SHOWN_COPIES = 10
+# Columns by which a piece is indented for each level of its tree, and the deepest level that is indented.
+INDENT, DEEPEST = 2, 10
 
 
 def show_row(row: Row, console: Console) -> None:
@@ -40,9 +42,11 @@ def show_row(row: Row, console: Console) -> None:
         return
     length = row.tokens + row.padding
     noun = "sample" if any(piece.get("turn", -1) >= 0 for piece in row.conversations) else "conversation"
+    trees = sum(piece["under"] is None for piece in row.conversations if "under" in piece)
+    in_trees = f" in {counted(trees, 'tree')}" * (0 < trees < len(row.conversations))
     say(
         console,
-        f"{counted(len(row.conversations), noun)}, {counted(row.tokens, 'token')} of {length:,}, "
+        f"{counted(len(row.conversations), noun)}{in_trees}, {counted(row.tokens, 'token')} of {length:,}, "
         f"{row.trained:,} trained ({100 * row.trained / max(row.tokens, 1):.0f} %), "
         f"{counted(row.padding, 'padding token')}",
     )
@@ -50,7 +54,13 @@ def show_row(row: Row, console: Console) -> None:
     print_legend(console, any(_has_tokens(piece) for piece in row.conversations))
     for number, piece in enumerate(row.conversations, 1):
         console.print()
-        _print_piece(f"{number}/{len(row.conversations)}", piece, console)
+        facts = [counted(piece["length"], "token")]
+        if piece.get("path"):
+            first = sum(last - first for first, last in piece["path"])
+            facts.append(f"positions {first:,} to {first + piece['length'] - 1:,}")
+            facts.append(f"after the first {first:,} of {piece['under'] + 1}")
+        indent = INDENT * min(piece.get("level", 0), DEEPEST)
+        _print_piece(f"{number}/{len(row.conversations)}", piece, facts, console, indent)
     if row.padding:
         console.print()
         share = f"{100 * row.padding / length:.1f} % of the row"
@@ -87,8 +97,11 @@ def show_conversation(conversation: Conversation, console: Console) -> None:
             continue
         label = f"row {piece['row_of_split']:,} of {piece['split']}"
         if "spans" in piece:
-            end = piece["start"] + piece["length"]
-            _print_piece(f"{label}, tokens {piece['start']:,} to {end - 1:,}", piece, console)
+            own = [piece["start"], piece["start"] + piece["length"]]
+            shared = sum(last - first for first, last in piece.get("path", ()))
+            runs = ", ".join(f"{first:,} to {last - 1:,}" for first, last in [*piece.get("path", ()), own])
+            facts = [counted(shared + piece["length"], "token"), *[f"{shared:,} shared"] * bool(shared)]
+            _print_piece(f"{label}, tokens {runs}", piece, facts, console)
         else:
             _print_messages(label, piece, console)
         if copies:
@@ -109,22 +122,25 @@ def _has_tokens(piece: Piece) -> bool:
     return any(span.tokens is not None for span in piece.get("spans", ()))
 
 
-def _print_piece(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of a packed row, or a piece of one."""
-    facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
+def _print_piece(label: str, piece: Piece, facts: list[str], console: Console, indent: int = 0) -> None:
+    """Print a conversation of a packed row, or a piece of one.
+
+    `facts` begin the line above it, with its tokens. It is indented by `indent` columns.
+    """
+    facts = [*facts, f"{piece['trained']:,} trained"]
     if weights := piece.get("loss_weight"):
         facts.append(f"weight {' to '.join(f'{weight:.4g}' for weight in dict.fromkeys(weights))}")
     if piece["number"] is not None:
         facts.append(f"#{piece['number']:,}")
         if piece["truncated"]:
             facts.append("truncated")
-        if piece["first"] or piece.get("pieces", 1) > 1:
+        if piece["first"] != piece.get("shared", 0) or piece.get("pieces", 1) > 1:
             facts.append(f"piece {piece['piece']} of {piece['pieces']}, from its token {piece['first']:,}")
             facts += [f"after its first {piece['repeated']:,}"] * bool(piece.get("repeated"))
-    print_title(console, label, piece["origin"] + turn_of(piece), facts)
-    print_hanging(console, text_of(piece["spans"]))
+    print_title(console, label, piece["origin"] + turn_of(piece), facts, indent)
+    print_hanging(console, text_of(piece["spans"]), indent + 2)
     if _has_tokens(piece):
-        print_hanging(console, Text.assemble(("ids ", "dim"), text_of(piece["spans"], as_ids=True)))
+        print_hanging(console, Text.assemble(("ids ", "dim"), text_of(piece["spans"], as_ids=True)), indent + 2)
 
 
 def _print_messages(label: str, piece: Piece, console: Console) -> None:

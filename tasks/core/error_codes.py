@@ -346,8 +346,8 @@ _ALL = [
          "its inputs, or the version of a library, have changed", "compare run.json; make a new corpus"),
 
     Code("E541", "cannot_export", DATA, "No export format can hold the corpus.",
-         "it holds text instead of rows (packing: false), or rows with a column that no trainer reads",
-         "pack it with `packing: true`, and without that column"),
+         "it holds text instead of rows (packing: false), rows with a column that no trainer reads, or trees (share)",
+         "pack it with `packing: true`, without that column, and with `share: none`"),
     Code("E542", "export_exists", USAGE, "The folder of an export has other content.",
          "it is the export of another corpus, in another format, or was changed",
          "delete the folder, or choose another folder with --output"),

@@ -350,6 +350,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
         "eos": manifest.tokenizer.eos_token_id,
         "pad": manifest.tokenizer.pad_token_id,
         "weighted": manifest.row_layout.is_weighted,
+        "trees": f"{counted(tokens.shared or 0, 'token')} fewer" if manifest.row_layout.is_shared else "",
         "ranks": balance and balance["ranks"],
         "shuffle": "False" if balance else "True",
         "repacked": [

@@ -43,6 +43,7 @@ WEIGHTED = {
     "conversation": "the same total for every conversation",
     "both": "the same total for every conversation, times the weight in the data",
 }
+SHARED = "what samples of a conversation begin with is stored once"
 # Why a conversation is in no row, by the reason in the ledger.
 DROPPED = {
     "too_long": "longer than a row",
@@ -122,6 +123,7 @@ def setting_facts(settings: Mapping[str, Any]) -> list[Fact]:
         Fact("trained on", trained + ", without reasoning" * (settings.get("reasoning") == "drop")),
         Fact("overlong", str(settings.get("overlong", "?"))),
         *([Fact("loss weight", weights)] if weights else []),
+        *([Fact("share", SHARED)] if settings.get("share", "none") != "none" else []),
     ]
 
 
@@ -159,6 +161,7 @@ def token_facts(ledger: Ledger, settings: Mapping[str, Any], rows: int) -> list[
         ("−", "truncated", tokens.truncated),
         *[("part", "of them trained", tokens.trained_truncated or 0)] * bool(tokens.trained_truncated),
         ("−", "dropped", tokens.dropped),
+        *[("−", "shared", tokens.shared or 0)] * (tokens.shared is not None),
         ("=", "packed", tokens.packed),
         ("part", f"trained, {share}", tokens.trained),
         ("part", "context", tokens.packed - tokens.trained),
@@ -223,6 +226,8 @@ def notes(manifest: Manifest) -> Iterator[Note]:
     ledger, unused, noticed = manifest.ledger, manifest.unused_keys, manifest.noticed
     if ledger.samples:
         yield from (Note(line, "samples", **ledger.samples.model_dump()) for line in explain_samples(ledger))
+    figures = {"packed": ledger.tokens.packed, "shared": ledger.tokens.shared}
+    yield from (Note(line, "share", **figures) for line in explain_shared(ledger))
     if ledger.as_rendered:
         yield from (
             Note(line, "as_rendered", **ledger.as_rendered.model_dump()) for line in explain_as_rendered(ledger)
@@ -247,10 +252,10 @@ def notes(manifest: Manifest) -> Iterator[Note]:
         hints = (*flag_hints(unused), *loss_weight_hints(unused))
         yield Note("unused keys, with their counts:", "unused_keys", sources=unused)
         yield from (Note(line, "unused_keys_line") for line in (*lines, *hints))
-    figures: dict[str, Any] = {"truncated": ledger.conversations.truncated, "split": ledger.conversations.split}
-    figures |= {"dropped": ledger.conversations.dropped, "tokens_truncated": ledger.tokens.truncated}
-    figures |= {"tokens_dropped": ledger.tokens.dropped}
-    yield from (Note(line, "overlong", **figures) for line in explain_overlong(ledger, manifest.config))
+    lost: dict[str, Any] = {"truncated": ledger.conversations.truncated, "split": ledger.conversations.split}
+    lost |= {"dropped": ledger.conversations.dropped, "tokens_truncated": ledger.tokens.truncated}
+    lost |= {"tokens_dropped": ledger.tokens.dropped}
+    yield from (Note(line, "overlong", **lost) for line in explain_overlong(ledger, manifest.config))
 
 
 def explain_evaluation(manifest: Manifest) -> Iterator[str]:
@@ -313,7 +318,7 @@ def explain_losses(ledger: Ledger, about: str | None = None) -> list[str]:
 
 def ledger_notes(ledger: Ledger) -> list[str]:
     """Describe the samples of conversations: several of each, or the one rendering."""
-    return [*explain_samples(ledger), *explain_as_rendered(ledger)]
+    return [*explain_samples(ledger), *explain_shared(ledger), *explain_as_rendered(ledger)]
 
 
 def content_notes(ledger: Ledger, settings: Mapping[str, Any], is_sample: bool = False) -> Iterator[str]:
@@ -389,22 +394,37 @@ def explain_samples(ledger: Ledger) -> Iterator[str]:
         share += f", about {counted(found.repeated_rows, 'row')}"
     if apart := found.apart:
         each += f" ({apart.samples / found.read * found.packed / conversations:.1f} with turns: apart)"
-        share += f"; {100 * apart.repeated_prompt_tokens / max(1, apart.tokens):.1f} % with turns: apart"
+        if ledger.tokens.shared is None:  # what trees of these samples would repeat is unknown
+            share += f"; {100 * apart.repeated_prompt_tokens / max(1, apart.tokens):.1f} % with turns: apart"
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.dropped.items()]
     yield (
         f"{found.packed:,} of {counted(found.read, 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
         f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
         "conversation"
     )
-    ways = []
+    ways, stored = [], ledger.tokens.encoded - (ledger.tokens.shared or 0)
     for setting, way in found.ways_out.items():
         price = ""
         if way.tokens is not None and way.rows is not None:
-            less = 100 * (1 - way.tokens / max(1, ledger.tokens.encoded))
+            if way.tokens >= stored:
+                continue
+            less = 100 * (1 - way.tokens / stored)
             price = f" (about {way.tokens:,} tokens in {counted(way.rows, 'row')}, {less:.0f} % less)"
         ways.append(f"{setting}{price} {WAYS_OUT.get(setting, '')}")
     if ways:
         yield f"to pay less: {'; '.join(ways)}"
+
+
+def explain_shared(ledger: Ledger) -> Iterator[str]:
+    """Describe what trees of samples save."""
+    shared, stored = ledger.tokens.shared, ledger.tokens.packed - ledger.tokens.repeated
+    if shared:
+        yield (
+            f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): {SHARED} "
+            "(share: conversation)"
+        )
+    elif shared is not None:
+        yield "share: conversation saves nothing here: no conversation has samples that begin alike in one row"
 
 
 def explain_as_rendered(ledger: Ledger) -> Iterator[str]:

@@ -96,6 +96,12 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
             f"{path}: holds conversations as text (format 2.0), not rows of tokens; pack it with packing: true, or "
             "give its messages to a trainer that tokenizes",
         )
+    if manifest.row_layout.is_shared:
+        raise DataError(
+            "cannot_export",
+            f"{path}: has trees of samples (share: {manifest.row_layout.share}), with which {format.name} would let "
+            "samples see each other; pack it with share: none",
+        )
     if manifest.loss_weight is not None and not format.weighted:
         holding = ", ".join(each.name for each in EXPORTS if each.weighted)
         raise DataError(

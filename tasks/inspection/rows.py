@@ -32,13 +32,25 @@ from packcorpus.tasks.inspection.lookup import (
 from packcorpus.tasks.storage.corpus_folder import check_copies, check_unchanged, checked_folder
 from packcorpus.tasks.storage.facts import Shard
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, lost_hint
-from packcorpus.tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from packcorpus.tasks.storage.shards import bounds_of_pieces, open_shard, read_rows, rows_of
+from packcorpus.tasks.storage.schemas import END, IGNORED, LOSS_WEIGHT
+from packcorpus.tasks.storage.shards import (
+    bounds_of_pieces,
+    open_shard,
+    path_before,
+    read_rows,
+    rows_of,
+    sample_of_piece,
+)
 
 Piece = dict[str, Any]
 """A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`.
 
 `loss_weight` has the least and the greatest weight of the trained tokens, if rows have weights.
+
+If the corpus has `share`, `path` has the runs of tokens of its row that precede the piece in its sample: lists of the
+first place and the place after the last. `under` is the number of the piece of the row, from 0, that has the last of
+these tokens; it is None if the piece begins a tree. `level` is 0 for such a piece, and otherwise one more than that of
+the piece it is under.
 """
 
 
@@ -57,8 +69,8 @@ class Row:
     tokens: int
     trained: int
     padding: int
-    longest: int  # tokens of the longest conversation
-    squares: int  # sum of the squared lengths of the conversations: the cost of attention
+    longest: int  # tokens of the longest conversation or sample
+    squares: int  # sum of the squared lengths of the conversations, without shared tokens: the cost of attention
 
 
 @dataclass(frozen=True)
@@ -90,25 +102,47 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
     encoder = encoder_for_row(manifest, folder, columns)
     by_start = {place["start"]: place for place in places}
     bounds = bounds_of_pieces(columns["attention_mask"][None], columns["position_ids"][None])
-    pieces, lengths = [], bounds[1].tolist()
-    for start, length in zip(bounds[0].tolist(), lengths, strict=True):
-        inside = slice(start, start + length)
+    pieces, longest, squares = list[Piece](), 0, 0
+    for start, length in zip(*(values.tolist() for values in bounds), strict=True):
+        inside, before = slice(start, start + length), 0
         piece = place_in_corpus(manifest, by_start.get(start)) | {"start": start, "length": length}
         piece["trained"] = int((columns["labels"][inside] != IGNORED).sum())
-        pieces.append(piece | _tokens_of(columns, inside, encoder, tokens))
+        if END in columns:
+            shared = path_before(columns[END], start)
+            piece |= _branch(shared, pieces)
+            before = len(shared)
+        longest, squares = max(longest, before + length), squares + (before + length) ** 2 - before**2
+        pieces.append(piece | _tokens_of({name: values[inside] for name, values in columns.items()}, encoder, tokens))
     filled, trained = int(columns["attention_mask"].sum()), int((columns["labels"] != IGNORED).sum())
-    padding, squares = len(columns["input_ids"]) - filled, sum(length * length for length in lengths)
+    padding = len(columns["input_ids"]) - filled
     if manifest.row_layout.padding == "none":  # these rows have no mask
         columns = {name: values for name, values in columns.items() if name != "attention_mask"}
         columns["max_seqlen"] = columns["max_seqlen"][0]
     return Row(
         path, split, number, shard.path, at, {name: values.tolist() for name, values in columns.items()}, pieces,
-        manifest.splits[split].rows, filled, trained, padding, max(lengths, default=0), squares,
+        manifest.splits[split].rows, filled, trained, padding, longest, squares,
     )  # fmt: skip
 
 
+def _branch(path: np.ndarray, before: Sequence[Piece]) -> Piece:
+    """Return the keys of a piece for its place in a tree.
+
+    `path` are the places of its path, and `before` the pieces of its row before it.
+    """
+    if not len(path) or not before:
+        return {"path": [], "under": None, "level": 0}
+    under = max((number for number, piece in enumerate(before) if piece["start"] <= path[-1]), default=0)
+    return {"path": runs_of_places(path), "under": under, "level": before[under]["level"] + 1}
+
+
+def runs_of_places(places: np.ndarray) -> list[list[int]]:
+    """Return ascending places as runs: lists of the first place and the end."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return [[int(run[0]), int(run[-1]) + 1] for run in runs if len(run)]
+
+
 def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> Conversation:
-    """Read every piece of a conversation.
+    """Read every piece of a conversation, each with the tokens of its path.
 
     With `tokens`, spans also have the text of each token. Raises DataError or InputMissing if a file is missing or
     damaged.
@@ -125,21 +159,23 @@ def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> C
             if manifest.format_version == "2.0":
                 piece |= row
             else:
-                inside = slice(place["start"], place["start"] + place["length"])
-                ids, labels = row["input_ids"][inside].tolist(), row["labels"][inside].tolist()
+                if END in row:
+                    piece["path"] = runs_of_places(path_before(row[END], place["start"]))
+                sample = sample_of_piece(row, place["start"], place["length"])
+                ids, labels = sample["input_ids"].tolist(), sample["labels"].tolist()
                 encoder = encoder_for_row(manifest, folder, row, encoder)
                 piece |= {"input_ids": ids, "labels": labels, "text": encoder.decode(ids)}
-                piece |= _tokens_of(row, inside, encoder, tokens)
+                piece |= _tokens_of(sample, encoder, tokens)
         pieces.append(piece)
     return Conversation(path, places[0]["number"], pieces)
 
 
-def _tokens_of(columns: dict[str, Any], inside: slice, encoder: Encoder, tokens: bool) -> dict[str, Any]:
-    """Return the spans of a piece, and its least and greatest weight if it has any."""
-    labels = columns["labels"][inside]
-    found: dict[str, Any] = {"spans": spans_of(encoder, columns["input_ids"][inside], labels, tokens)}
+def _tokens_of(columns: dict[str, np.ndarray], encoder: Encoder, tokens: bool) -> dict[str, Any]:
+    """Return the spans of tokens, and the range of their weights if they have any."""
+    labels = columns["labels"]
+    found: dict[str, Any] = {"spans": spans_of(encoder, columns["input_ids"], labels, tokens)}
     if LOSS_WEIGHT in columns:
-        weights = columns[LOSS_WEIGHT][inside][labels != IGNORED]
+        weights = columns[LOSS_WEIGHT][labels != IGNORED]
         found[LOSS_WEIGHT] = [float(weights.min()), float(weights.max())] if len(weights) else []
     return found
 
@@ -228,9 +264,10 @@ class ShardFigures:
     tokens: int | None = None
     trained: int | None = None
     fill: float | None = None  # percentage of places that hold a token
-    conversations: int | None = None
-    least: int | None = None  # conversations per row
+    conversations: int | None = None  # or samples
+    least: int | None = None  # of them per row
     most: int | None = None
+    noun: str = "conversation"  # or sample
 
 
 def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
@@ -278,6 +315,7 @@ def shard_figures(path: Path) -> ShardFigures:
     return ShardFigures(
         path, beside, split, first_row, shard.rows, tokens, trained, 100 * tokens / max(shard.rows * length, 1),
         int(held.sum()), int(held.min(initial=length)), int(held.max(initial=0)),
+        "sample" if manifest.ledger.samples else "conversation",
     )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
     vocabulary ─token_bytes─▶ bytes of every token ─take(ids of a batch of rows)─▶ the batch as bytes ─find─▶ places
 
 Tokens are not decoded one by one. The search works on the text that a model sees: a match is within one conversation
-and may cross token boundaries.
+and may cross token boundaries. In a tree, it may begin in the tokens that come before a piece, but a match that is all
+in them is only found where they are stored.
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ from packcorpus.tasks.inspection.rows import Piece, Span, place_in_corpus, read_
 from packcorpus.tasks.storage.corpus_folder import check_unchanged, checked_folder
 from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
-from packcorpus.tasks.storage.schemas import IGNORED, to_arrow
-from packcorpus.tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
+from packcorpus.tasks.storage.schemas import END, IGNORED, offsets_of, to_arrow
+from packcorpus.tasks.storage.shards import (
+    RowBatch,
+    bounds_of_pieces,
+    open_shard,
+    path_before,
+    rows_of,
+    sample_of_piece,
+    to_dicts,
+)
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22
@@ -76,7 +85,7 @@ class Hit:
     split: str
     shard: int
     row: int  # within the shard
-    start: int  # of the conversation; an offset in the row, like the first and the last token of the match
+    start: int  # of the conversation or piece; an offset in the row, like the first and the last token of the match
     first: int
     last: int
     trained: bool  # whether any token of the match is trained on
@@ -116,24 +125,54 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield the first match in each conversation: the last five fields of a Hit."""
     length = rows.ids.shape[1]
-    found = vocabulary.take(to_arrow(rows.ids.reshape(-1)))
-    offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
-    written = found.buffers()[2].to_pybytes()
-    labels, positions, mask = (values.reshape(-1) for values in (rows.labels, rows.positions, rows.filled))
+    places, starts, own = _places_to_search(rows, vocabulary, len(needle))
+    written, offsets = _bytes_of(rows.ids.reshape(-1)[places], vocabulary)
+    is_trained = rows.labels.reshape(-1)[places] != IGNORED
     at = written.find(needle)
     while at >= 0:
         # The token with the first byte; tokens without bytes have the offset of the next token.
         first = int(np.searchsorted(offsets, at, "right")) - 1
         last = int(np.searchsorted(offsets, at + len(needle), "left")) - 1
-        start = first - int(positions[first])
-        if mask[first] and last - start == positions[last]:  # in one conversation, and not in the padding
-            inside = labels[first : last + 1]
-            yield first // length, start % length, first % length, last % length, bool((inside != IGNORED).any())
-            later = np.flatnonzero(positions[last + 1 :] == 0)
-            end = last + 1 + int(later[0]) if len(later) else len(positions)
-            at = written.find(needle, int(offsets[end]))
+        piece = int(np.searchsorted(starts, first, "right")) - 1
+        if last < starts[piece + 1] and last >= own[piece]:
+            trained = bool(is_trained[max(first, own[piece]) : last + 1].any())
+            row, start = divmod(int(rows.starts[piece]), length)
+            yield row, start, int(places[first]) % length, int(places[last]) % length, trained
+            at = written.find(needle, int(offsets[starts[piece + 1]]))
         else:
             at = written.find(needle, at + 1)
+
+
+def _places_to_search(rows: RowBatch, vocabulary: pa.Array, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the places of all pieces, each with the end of its path before it.
+
+    Also returns where each piece begins among these places, with the end of the last, and where the tokens begin that
+    are its own. The end of a path is as long as a match of `size` bytes that ends in the piece may need it.
+    """
+    places = np.flatnonzero(rows.filled)
+    starts = offsets_of(rows.lengths)
+    if rows.ends is None:
+        return places, starts, starts[:-1]
+    length, flat = rows.ids.shape[1], rows.ids.reshape(-1)
+    before = [np.zeros(0, np.int64)] * len(rows.starts)
+    for piece in np.flatnonzero(rows.positions.reshape(-1)[rows.starts]).tolist():
+        row, start = divmod(int(rows.starts[piece]), length)
+        path = path_before(rows.ends[row], start) + row * length
+        if len(path):
+            _, offsets = _bytes_of(flat[path], vocabulary)
+            before[piece] = path[max(0, int(np.searchsorted(offsets, offsets[-1] - size, "right")) - 1) :]
+    sizes = np.array([len(tail) for tail in before], np.int64)
+    places = np.insert(places, np.repeat(starts[:-1], sizes), np.concatenate([*before, np.zeros(0, np.int64)]))
+    starts = starts + offsets_of(sizes)
+    # The first token of a piece with a path is a copy.
+    return places, starts, starts[:-1] + sizes + (sizes > 0)
+
+
+def _bytes_of(ids: np.ndarray, vocabulary: pa.Array) -> tuple[bytes, np.ndarray]:
+    """Return the bytes of tokens, and where each begins, with the end of the last."""
+    found = vocabulary.take(to_arrow(ids))
+    data = found.buffers()[2]
+    return data.to_pybytes() if data else b"", np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
 
 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
@@ -164,16 +203,18 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
 def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder) -> Excerpt:
     """Decode the tokens around a match."""
     row = read_row(manifest, folder, manifest.splits[hit.split].shards[hit.shard], hit.row)
-    positions = row["position_ids"]
-    end = hit.last + 1
-    while end < len(positions) and positions[end] and end <= hit.last + AROUND and row["attention_mask"][end]:
-        end += 1
-    start = max(hit.start, hit.first - AROUND)
-    return Excerpt(
-        spans_of(encoder, row["input_ids"][start:end], row["labels"][start:end]),
-        before=start > hit.start,
-        after=bool(end < len(positions) and positions[end]),
+    starts, lengths = bounds_of_pieces(row["attention_mask"][None], row["position_ids"][None])
+    length = int(lengths[np.searchsorted(starts, hit.start)])
+    sample = sample_of_piece(row, hit.start, length)
+    before = len(sample["input_ids"]) - length
+    path = path_before(row[END], hit.start) if before else np.zeros(0, np.int64)
+    first, last = (
+        before + place - hit.start if place >= hit.start else int(np.searchsorted(path, place))
+        for place in (hit.first, hit.last)
     )
+    shown = slice(max(0, first - AROUND), last + 1 + AROUND)
+    spans = spans_of(encoder, sample["input_ids"][shown], sample["labels"][shown])
+    return Excerpt(spans, before=shown.start > 0, after=shown.stop < before + length)
 
 
 def find_rejects(path: Path, limit: int) -> Rejects:

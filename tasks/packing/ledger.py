@@ -387,7 +387,8 @@ def ways_out(
     """Return settings with which conversations have fewer samples.
 
     The values are what remains of all samples, encoded tokens, and rows. The last sample of a conversation is about its
-    one rendering. Tokens of a source fill rows as often as they do now, whatever its weight or the filters.
+    one rendering. Tokens of a source fill rows as often as they do now, whatever its weight or the filters. What trees
+    would save then is not known, so samples count whole.
     """
     assert account.samples
     config, samples, places = recipe.config, account.samples["read"], account.by_source("places")
@@ -396,15 +397,13 @@ def ways_out(
     copies = (places / np.maximum(1, of_source))[numbers]
     counts = dict.fromkeys(PRICE, 0) | counts_in(receipts, PRICE)
     earlier, tokens, before_round, round_tokens, long_rounds, shared = (counts[name] for name in PRICE)
+    whole = 1 + (account.shared or 0) / max(1, account.once("places"))  # of what trees store
     found: dict[str, dict[str, Any]] = {}
 
     def add(setting: str, fewer: int, name: str) -> None:
-        if config.rows.is_shared:  # which samples share tokens with those that are left is not known
-            found[setting] = {}
-            return
         in_rows = copies @ [receipt.get(name, 0) for receipt in receipts]
         left = {"samples": samples - fewer, "tokens": encoded - counts[name]}
-        found[setting] = left | {"rows": round((1 - in_rows / max(1, places.sum())) * rows)}
+        found[setting] = left | {"rows": round((1 - in_rows / max(1, places.sum())) * whole * rows)}
 
     if not earlier:
         return found

@@ -173,6 +173,8 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
                 samples[name] = _numbers(batch, name)
             if "repeated" in batch.schema.names:
                 samples["length"] -= batch.column("repeated").fill_null(0).to_numpy()
+            if "shared" in batch.schema.names:  # a piece of a tree, which is the end of its sample
+                samples["length"] += batch.column("shared").fill_null(0).to_numpy()
             samples["first"] = batch.column("first").fill_null(0).to_numpy()
             samples = samples[~rows.is_repacked(row)]  # the first packing has the same samples
             if has_several:

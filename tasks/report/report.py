@@ -200,6 +200,7 @@ def _token_steps(manifest: Manifest) -> list[Step]:
     name = "encoded, with separators" + (" and repeated tokens" if tokens.repeated else "")
     of_them = f", {tokens.trained_truncated:,} of them trained" if tokens.trained_truncated else ""
     gone = [(f"truncated{of_them}", tokens.truncated), ("dropped", tokens.dropped)]
+    gone += [("shared by samples of a tree, which store them once", tokens.shared or 0)]
     accepted = tokens.encoded + tokens.separators + tokens.repeated
     steps = [Step(name, accepted + tokens.rejected, [])]
     if tokens.rejected:

@@ -3,6 +3,7 @@
     key ─choose─▶ row numbers ─index─▶ pieces ─shards, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
                                                                    └ strip: conversations and trained tokens, as shapes
 
+In a strip of trees, a piece is below the one that has the tokens before it, with a line from the last of them.
 Long texts are cut in the middle, the longest first, so that every turn of a row remains visible.
 """
 
@@ -28,8 +29,8 @@ from packcorpus.tasks.inspection.lookup import turn_of
 from packcorpus.tasks.inspection.rows import runs_of
 from packcorpus.tasks.report.figures import Piece
 from packcorpus.tasks.storage.manifest import Manifest
-from packcorpus.tasks.storage.schemas import IGNORED
-from packcorpus.tasks.storage.shards import read_rows
+from packcorpus.tasks.storage.schemas import END, IGNORED
+from packcorpus.tasks.storage.shards import path_before, read_rows
 from packcorpus.tasks.templates.spans import trained_turns
 
 # Width of a strip. Finer shapes are invisible, and would take megabytes for a row of 100,000 tokens.
@@ -38,6 +39,10 @@ COLUMNS = 400
 RUN_BYTES, CONVERSATION_BYTES = 40, 300
 # Number of color classes, which neighboring conversations use in turn.
 HUES = 4
+# Height of the blocks of a strip, of a level of a tree, and of the line of trained tokens with its gap.
+BLOCK, LEVEL, TRAINED = 10, 13, 8
+# The deepest level of trees that is drawn as such.
+DEEPEST = 8
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class Excerpt:
     hue: int
     groups: list[tuple[bool, list[Run]]]
     left_out: int = 0  # runs
+    level: int = 0  # in its tree
 
 
 @dataclass(slots=True)
@@ -76,7 +82,10 @@ class Sample:
     conversations: list[Excerpt] = field(default_factory=list)
     left_out: int = 0  # conversations
     hues: list[str] = field(default_factory=list)
+    branches: str = ""  # of trees, as an SVG path
     trained_shape: str = ""
+    height: int = 0  # of the strip
+    trees: int = 0
 
 
 def choose(key: str, rows: int, count: int) -> list[int]:
@@ -127,19 +136,54 @@ def _packed(manifest: Manifest, row: dict[str, Any], pieces: list[Piece], encode
     trained = labels != IGNORED
     filled = sum(piece.length for piece in pieces)
     sample = Sample("", 0, "", filled, int(trained.sum()), len(ids) - filled, len(pieces))
-    for number, piece in enumerate(pieces):
+    levels, branches = _levels(row, pieces)
+    deepest = max(levels, default=0)
+    for number, (piece, level) in enumerate(zip(pieces, levels, strict=True)):
         inside = slice(piece.start, piece.start + piece.length)
         runs = [
             Run(printable_lines(encoder.decode(run.ids)), run.trained, run.control)
             for run in runs_of(encoder, ids[inside], labels[inside])
         ]
         facts = [f"{piece.length:,} tokens", f"{piece.trained:,} trained", *["truncated"] * piece.truncated]
-        sample.conversations.append(Excerpt(_place(manifest, piece), facts, number % HUES, _grouped(runs)))
-    spans = [(piece.start, piece.start + piece.length) for piece in pieces]
-    sample.hues = [_path(spans[hue::HUES], length, 0, 10) for hue in range(HUES)]
+        if level:
+            facts.insert(1, f"after {int(row['position_ids'][piece.start]):,} shared")
+        excerpt = Excerpt(_place(manifest, piece), facts, number % HUES, _grouped(runs), level=level)
+        sample.conversations.append(excerpt)
+    for hue in range(HUES):
+        of_level: dict[int, list[tuple[int, int]]] = {}
+        for piece, level in list(zip(pieces, levels, strict=True))[hue::HUES]:
+            of_level.setdefault(level, []).append((piece.start, piece.start + piece.length))
+        sample.hues.append("".join(_path(spans, length, level * LEVEL, BLOCK) for level, spans in of_level.items()))
+    between = LEVEL - BLOCK
+    sample.branches = "".join(
+        f"M{_column(last, length)} {level * LEVEL - between}v{between / 2}H{_column(first, length)}v{between / 2}"
+        for last, first, level in branches
+    )
+    sample.trees = levels.count(0)
+    bottom = deepest * LEVEL + BLOCK
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
-    sample.trained_shape = _path(zip(edges[::2], edges[1::2], strict=True), length, 13, 5)
+    sample.trained_shape = _path(zip(edges[::2], edges[1::2], strict=True), length, bottom + 3, TRAINED - 3)
+    sample.height = bottom + TRAINED + 1
     return sample
+
+
+def _levels(row: dict[str, Any], pieces: list[Piece]) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Return the level of each piece in its tree, from 0, at most DEEPEST.
+
+    Also returns (end of its path, its start, its level) for each piece that is below another one.
+    """
+    levels, branches = list[int](), list[tuple[int, int, int]]()
+    for number, piece in enumerate(pieces):
+        path = path_before(row[END], piece.start).tolist() if END in row else []
+        under = [above for above in range(number) if path and pieces[above].start <= path[-1]]
+        levels.append(min(DEEPEST, levels[under[-1]] + 1) if under else 0)
+        if under and levels[-1] > levels[under[-1]]:
+            branches.append((path[-1] + 1, piece.start, levels[-1]))
+    return levels, branches
+
+
+def _column(place: int, length: int) -> int:
+    return place * COLUMNS // length
 
 
 def _place(manifest: Manifest, piece: Piece) -> str:
@@ -154,7 +198,7 @@ def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) ->
     """
     shapes: list[list[int]] = []
     for first, last in spans:
-        left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
+        left, right = _column(first, length), max(_column(first, length) + 1, _column(last, length))
         if shapes and left < shapes[-1][1]:
             shapes[-1][1] = max(right, shapes[-1][1])
         else:

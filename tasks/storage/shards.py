@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,6 +29,7 @@ from packcorpus.tasks.storage.corpus_folder import check_digest, check_unchanged
 from packcorpus.tasks.storage.layout import RowLayout
 from packcorpus.tasks.storage.manifest import Manifest, repair_hint
 from packcorpus.tasks.storage.schemas import (
+    END,
     IGNORED,
     LOSS_WEIGHT,
     ROWS_SCHEMA,
@@ -297,6 +298,7 @@ class RowBatch:
     starts: np.ndarray  # int64[pieces], counted over all places of these rows
     lengths: np.ndarray  # int64[pieces]
     weights: np.ndarray | None = None  # float32[rows, sequence_length], if the corpus has `loss_weight`
+    ends: np.ndarray | None = None  # int32[rows, sequence_length], if the corpus has `share`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -328,11 +330,37 @@ def rows_of(batch: pa.RecordBatch, length: int, shape: RowLayout, pad: int = 0) 
     """Return the packed rows of a record batch; see `row_columns`."""
     ids, mask, labels, positions = row_columns(batch, length, shape, pad).values()
     starts, lengths = bounds_of_pieces(mask, positions)
-    is_weighted = LOSS_WEIGHT in batch.schema.names
-    weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length) if is_weighted else None
+    weights, ends = (
+        batch.column(name).flatten().to_numpy().reshape(-1, length) if name in batch.schema.names else None
+        for name in (LOSS_WEIGHT, END)
+    )
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
     pieces = np.bincount(starts // length, minlength=len(ids))
-    return RowBatch(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights)
+    return RowBatch(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights, ends)
+
+
+def path_before(ends: np.ndarray, start: int) -> np.ndarray:
+    """Return the places whose tokens precede those of a piece in its sample: int64[n].
+
+    `ends` is the column `end` of the row, and `start` the first place of the piece, whose position is n.
+    """
+    return np.flatnonzero(ends[:start] > start)
+
+
+def sample_of_piece(row: Mapping[str, Any], start: int, length: int) -> dict[str, np.ndarray]:
+    """Return the ids, labels, and weights of the sample that a piece of a row ends.
+
+    These are the tokens of its path, which this sample does not train on, and its own. `row` has the columns of a row.
+    Without `end`, each piece begins its sample. Only columns of the row are included.
+    """
+    path, own = path_before(row[END], start) if END in row else np.zeros(0, np.int64), slice(start, start + length)
+    of_path = {"labels": IGNORED, LOSS_WEIGHT: 0}
+    found = {}
+    for name in ("input_ids", *of_path):
+        if name in row:
+            before = np.full(len(path), of_path[name], row[name].dtype) if name in of_path else row[name][path]
+            found[name] = np.concatenate([before, row[name][own]])
+    return found
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
