@@ -131,6 +131,10 @@ _ALL = [
          "labels are shifted",
          "write one id and one flag for each token, and set `tokenizer` to the tokenizer that recorded the ids"),
 
+    Code("E228", "no_common_prompt", DATA, "The conversations of a pair do not begin alike.",
+         "chosen and rejected are whole conversations with different first messages",
+         "write what they answer as `prompt`, or set pairs: chosen"),
+
     Code("E231", "template_refused", DATA, "The template refuses a conversation.",
          "it raises an exception, for example for two user turns in a row", "fix the record, or use another template"),
     Code("E232", "template_failed", DATA, "The template fails on a conversation.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -162,13 +162,14 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
 def messages_of_record(manifest: Manifest, folder: Path, place: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a conversation of a corpus, in OpenAI's form.
 
-    They are read from its source, whose folder run.json records. `place` is an entry of the index. Raises InputMissing
-    if the source is gone, and DataError if its conversation has changed.
+    Those of several answers follow each other. They are read from its source, whose folder run.json records. `place` is
+    an entry of the index. Raises InputMissing if the source is gone, and DataError if its conversation has changed.
     """
     facts = manifest.sources[place["source"]]
     where = f"{facts.path}:{place['record']}"
     config, origin = config_for(manifest, folder, None)
     file = _source_of(facts, config.sources[facts.entry], origin, Layout(folder.parents[2]).remote())
+    file = replace(file, pairs=config.pairs)
     record = record_of(file, place["record"])
     if isinstance(record, Reject) or content_digest(whole_text(record).encode()) != place["digest"]:
         raise DataError("origin_changed", f"{where}: is not the conversation that was packed: the source has changed")
