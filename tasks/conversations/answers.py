@@ -230,8 +230,7 @@ def unpaired_in(conversation: Conversation, start: int = 0) -> Unpaired | None:
     open_calls: list[ToolCall] = []
     called, results, may_have_text_calls, earlier = set[str](), 0, False, 0
     for k, message in enumerate(messages):
-        if k == start:
-            earlier = len(open_calls)
+        earlier = len(open_calls) if k == start else earlier
         open_calls += message.tool_calls
         called.update(call.name for call in message.tool_calls if k >= start)
         # Calls that a template of Hermes models writes may be in the content as text.
@@ -243,13 +242,11 @@ def unpaired_in(conversation: Conversation, start: int = 0) -> Unpaired | None:
                 named = [call for call in open_calls if call.name == message.name] if message.name else []
                 partners = named or open_calls
             if partners:
-                place = open_calls.index(partners[0])
-                earlier -= place < earlier
-                del open_calls[place]
+                open_calls.remove(partners[0])
             elif not may_have_text_calls:
                 results += k >= start
     # The calls of the last message are open, because no result follows.
-    calls = len(open_calls) - earlier - len(messages[-1].tool_calls)
+    calls = max(0, len(open_calls) - earlier - len(messages[-1].tool_calls))
     unpaired = Unpaired(calls, results, int(not called <= _names_of(conversation.tools)) if called else 0)
     return unpaired if any(unpaired) else None
 

@@ -87,7 +87,9 @@ class SourceSample:
 class SourceOverview(SourceInfo):
     """A source file and its first records."""
 
-    records: list[dict[str, Any]]  # {"record": n, "messages": …} or {"record": n, "rejected": …}
+    # {"record": n, "messages": …} or {"record": n, "rejected": …}; with several answers, "answers" has the place and
+    # the first message of each
+    records: list[dict[str, Any]]
     sample: SourceSample
 
 
@@ -243,7 +245,8 @@ def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
     if record.recorded:
         ids, trained, _ = record.recorded
         messages[0]["content"] = f"{len(ids):,} recorded token ids, {sum(trained):,} of them trained on"
-    return {"record": number, "messages": messages, "tools": list(record.tools)}
+    value = {"record": number, "messages": messages, "tools": list(record.tools)}
+    return value | ({"answers": [*map(list, record.answers)]} if record.has_several_answers else {})
 
 
 def record_of(file: SourceFile, line: int) -> Conversation | Reject:
