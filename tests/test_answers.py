@@ -68,7 +68,7 @@ def packed(folder: Path, records: Sequence[Record], **settings: Any) -> tuple[Pa
 
 
 def samples_of(path: Path, records: int) -> list[tuple[list[int], list[int]]]:
-    """Return the ids and labels of all samples, in the order of the records and their turns."""
+    """Return the ids and labels of all samples, ordered by record and turn."""
     corpus = open_corpus(path)
     found = [corpus.conversation(f"chat.jsonl:{n + 1}").samples for n in range(records)]
     return [(sample.tokens.tolist(), sample.labels.tolist()) for samples in found for sample in samples]
@@ -208,7 +208,7 @@ def test_weights_of_answers(tmp_path: Path) -> None:
 
 
 def conversations_with_calls(count: int) -> list[Record]:
-    """Return records whose prompts and answers have several rounds, reasoning, and calls without a result."""
+    """Return records with several rounds, reasoning, and calls without a result."""
     source, records = random.Random(3), []
     for number in range(count):
 

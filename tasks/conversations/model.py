@@ -71,7 +71,7 @@ class RecordedTokens(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer of a record: its place in the record, and the index of its first message."""
+    """The place of an answer in its record, and the index of its first message."""
 
     place: str
     first: int

@@ -106,7 +106,10 @@ def without_parts(record: object, ignored: Collection[str]) -> object:
 
 
 def _turns_kept(value: object, types: Collection[str]) -> object:
-    """Return a value without the content parts of these types in its turns, or in those of each answer of a list."""
+    """Return a value without the content parts of these types in its turns.
+
+    It may also be a list of answers that have turns.
+    """
     turns = found_list(value) or []  # also from JSON text, or from a struct of lists
     turns_kept = [
         {name: _kept(content, types) for name, content in turn.items()}

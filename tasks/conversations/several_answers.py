@@ -1,4 +1,4 @@
-"""The formats `completions` and `preference`: one prompt, and several answers to it.
+"""The formats `completions` and `preference`: several answers to one prompt.
 
     {"prompt": "2+2?", "completions": ["4", "Four."]}     ─┐
     {"prompt": "2+2?", "chosen": "4", "rejected": "Four."} ─┴─read─▶ Conversation: the prompt, then both answers
@@ -70,7 +70,7 @@ def each_answer(conversation: Conversation) -> Iterator[tuple[str, Conversation]
 
 
 def _joined(record: Record, prompt: Sequence[Message], said: Mapping[str, Sequence[Message]]) -> Conversation:
-    """Return the conversation of a prompt and its answers, by their places in the record."""
+    """Return the conversation of a prompt and its answers, which are given by place."""
     messages, answers = [*prompt], []
     for place, of_answer in said.items():
         if not of_answer:
@@ -176,7 +176,7 @@ def _divided(record: Record, names: Sequence[str]) -> Conversation:
 
 
 def _holds_prompt(record: Record) -> bool:
-    """Return whether `chosen` is a whole conversation: its first message is of the system or the user."""
+    """Return whether `chosen` is a whole conversation, which begins with its prompt."""
     _, turns = lists_in([], record.get(CHOSEN))
     first = turns[0] if isinstance(turns, list) and turns else None
     role = role_named(first.get("role"), TURN_NAMES) if isinstance(first, dict) else None

@@ -98,7 +98,7 @@ def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOS
 
 
 def _weights_of_messages(conversation: Conversation, is_text: bool, name: str) -> list[float]:
-    """Return the weight that the record gives to each message: its own, or that of the answer."""
+    """Return the weight that the record gives to each message, perhaps by its answer."""
     value, count = conversation.loss_weight, len(conversation.messages)
     weights = found_list(value) if conversation.answers else None
     if weights is None:

@@ -211,7 +211,10 @@ class UnusedKeys:
 
 
 def _depth(path: str) -> int:
-    """Return how many lists a path leads through; completions[][] is a list of messages, like messages[]."""
+    """Return how many lists a path leads through.
+
+    A list of answers is not one of them: completions[][] is a list of messages, like messages[].
+    """
     return path.replace("[][]", "[]").count("[]")
 
 

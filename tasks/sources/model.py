@@ -241,7 +241,7 @@ class SourceFile:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Return the keys of a pair that its format could read, and that settings leave out."""
+        """Return the keys of a pair that settings leave out."""
         if self.format != PREFERENCE.name:
             return frozenset()
         chosen, rejected = (dict(self.columns).get(name, name) for name in (CHOSEN, REJECTED))

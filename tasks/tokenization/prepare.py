@@ -79,9 +79,10 @@ class Pending(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """One of several answers: its place in the record, its samples, and a flag for each message that is trained on.
+    """One of several answers, and its samples.
 
-    `conversation` is the prompt and the answer, and `first` the index of its first message in the whole conversation.
+    `place` is its place in the record, and `first` the index of its first message in the whole conversation.
+    `conversation` is the prompt and this answer, and `trained` has a flag for each of their messages.
     """
 
     place: str
@@ -230,7 +231,7 @@ class Preparer:
         An answer that the data does not train on is left out. Raises Reject, with the place of the answer.
         """
         prompt, found = conversation.messages[: conversation.answers[0].first], list[Answered]()
-        # A skeleton does not tell the reasoning of the prompt, which counts once, from that of the answer.
+        # The reasoning of the prompt counts once, and a skeleton does not separate it from that of the answer.
         fills_later = may_fill and not any(map(reasoning_texts, prompt))
         for answer, (place, branch) in zip(conversation.answers, each_answer(conversation), strict=True):
             trained = trained_turns(branch, self._train_on)
@@ -322,7 +323,10 @@ class Preparer:
     def _left_out_reasoning(
         self, conversation: Conversation, samples: Sequence[Sample], start: int = 0
     ) -> list[list[str]]:
-        """Return the reasoning of each answer that is in no sample, as texts, from index `start` on."""
+        """Return the reasoning of each answer that is in no sample, as texts.
+
+        Answers before index `start` are left out.
+        """
         messages = conversation.messages[start:]
         if not self._template.adjust.drop_reasoning:
             messages = tuple(conversation.messages[k] for k in samples[0].unwritten if k >= start)

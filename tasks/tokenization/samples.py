@@ -208,7 +208,10 @@ def layout_of_tokens(
 def layout_of_answer(
     layout: TokenLayout, turn: int, turns: int, usual: bool, empty_prompt: bool, ends_answer: bool
 ) -> TokenLayout:
-    """Return the token layout of a sample of one of several answers; the values are those of `TokenLayout`."""
+    """Return the token layout of a sample of one of several answers.
+
+    The values are those of `TokenLayout`.
+    """
     return replace(
         layout,
         turn=turn,

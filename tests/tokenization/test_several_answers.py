@@ -1,4 +1,4 @@
-"""Each of several answers has the samples that the record of this answer alone has.
+"""Each of several answers has the samples of the record with this answer alone.
 
 prompt, answers ─┬─▶ {"prompt": …, "completions": [a, b]} ──────────────▶ samples of one conversation ─┐
                  └─▶ {"prompt": …, "completion": a}, {…, b, untrained} ─▶ samples of two ──────────────┴─▶ equal
@@ -69,7 +69,10 @@ def samples_of(rows: list[Row], count: int) -> list[list[Sample]]:
 
 
 def apart(record: Record, template: Template, train_on: str) -> list[Sample] | None:
-    """Return the samples of all answers, each read alone; None if the record must be rejected."""
+    """Return the samples of all answers, each read alone.
+
+    Returns None if the record must be rejected.
+    """
     prompt, completions = record["prompt"], record["completions"]
     untrained = [message | {"train": False} for message in prompt]
     branches = [{"prompt": before, "completion": answer} for answer in completions for before in (prompt, untrained)]
