@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.commands import packcorpus
+from support.containers import as_csv, as_parquet
 from support.inspected import as_object, rendered, shown
 from support.packed_rows import folder_of, shards_of
 from support.small_corpus import WORDS, make_recipe, pack_corpus
@@ -67,10 +68,10 @@ def packed(folder: Path, records: Sequence[Record], **settings: Any) -> tuple[Pa
     return path, manifest
 
 
-def samples_of(path: Path, records: int) -> list[tuple[list[int], list[int]]]:
+def samples_of(path: Path, records: int, name: str = "chat.jsonl") -> list[tuple[list[int], list[int]]]:
     """Return the ids and labels of all samples, ordered by record and turn."""
     corpus = open_corpus(path)
-    found = [corpus.conversation(f"chat.jsonl:{n + 1}").samples for n in range(records)]
+    found = [corpus.conversation(f"{name}:{n + 1}").samples for n in range(records)]
     return [(sample.tokens.tolist(), sample.labels.tolist()) for samples in found for sample in samples]
 
 
@@ -140,6 +141,35 @@ def test_a_pair_is_the_chosen_answer_or_both(tmp_path: Path) -> None:
     settings = {"tokenizer": None, "vocab_size": 300}
     trained = [make_recipe(tmp_path / name, records * 9, pairs=name, **settings) for name in ("chosen", "both")]
     assert trained[0].tokenizer_key != trained[1].tokenizer_key
+
+
+def test_answers_in_a_table_are_those_of_lines(tmp_path: Path) -> None:
+    """A table has nulls for the keys that a message lacks, and answers as text."""
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    lists = [{"prompt": turns[:1], "completions": [turns[1:], [call, {"role": "tool", "content": "4"}, turns[1]]]}] * 3
+    texts = [{"question": "2+2?", "completions": ["4", "Four."], "loss_weight": [1.0, 0.5]}] * 3
+    pairs = [{"chosen": turns, "rejected": [turns[0], {"role": "assistant", "content": "5"}]}] * 3
+    given = {
+        "pairs": "both",
+        "loss_weight": "data",
+        "template": "t.jinja",
+        "tokenizer": str(kind_path("hf_byte_level")),
+    }
+    for number, records in enumerate((lists, texts, pairs)):
+        folders = [tmp_path / f"{number}{kind}" for kind in ("lines", "table", "cells")]
+        cells = [{key: value if type(value) is str else json.dumps(value) for key, value in r.items()} for r in records]
+        found = []
+        for folder, data in zip(folders, (None, as_parquet(records), as_csv(cells)), strict=True):
+            folder.mkdir()
+            (folder / "t.jinja").write_text(AGENTS["kept"])
+            name = "chat.jsonl" if data is None else "a.parquet" if data.startswith(b"PAR1") else "a.csv"
+            if data is not None:
+                (folder / name).write_bytes(data)
+            path, _ = packed(folder, records, sources=[{"path": name}], **given)
+            found.append(samples_of(path, 3, name))
+        assert found[0] == found[1] == found[2]
+        assert len(found[0]) == 6
 
 
 def test_equal_answers_and_prompts_stay_together(tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ _ALL = [
          "use other data, or leave the key out with `ignore`"),
     Code("E262", "preference_data", DATA, "A record is preference data.",
          "it holds answers to compare, or a verdict on an answer",
-         "use other data, or choose an answer with `columns` and leave the other keys out with `ignore`"),
+         "use other data, set format: preference for pairs, or choose an answer with `columns` and leave the other "
+         "keys out with `ignore`"),
     Code("E263", "too_many_conversations", DATA, "A corpus has more than 100 million conversations.",
          "a corpus has one plan, which is made in memory",
          "divide the sources into several corpora, each with its own config"),
