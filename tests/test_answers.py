@@ -29,6 +29,7 @@ from packcorpus.tasks.inspection.lookup import read_rejects
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.verification.rebuild import rebuild
 from packcorpus.tasks.verification.verify import verify
+from packcorpus.train.certify.prompts import conversations_of
 
 Record = dict[str, Any]
 
@@ -141,6 +142,8 @@ def test_a_pair_is_the_chosen_answer_or_both(tmp_path: Path) -> None:
     settings = {"tokenizer": None, "vocab_size": 300}
     trained = [make_recipe(tmp_path / name, records * 9, pairs=name, **settings) for name in ("chosen", "both")]
     assert trained[0].tokenizer_key != trained[1].tokenizer_key
+    recipes = [make_recipe(tmp_path / name, records, pairs=name) for name in ("chosen", "both")]
+    assert recipes[0].token_keys != recipes[1].token_keys
 
 
 def test_answers_in_a_table_are_those_of_lines(tmp_path: Path) -> None:
@@ -170,6 +173,37 @@ def test_answers_in_a_table_are_those_of_lines(tmp_path: Path) -> None:
             found.append(samples_of(path, 3, name))
         assert found[0] == found[1] == found[2]
         assert len(found[0]) == 6
+
+
+def test_settings_of_a_source_apply_to_each_answer(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    user = {"role": "user", "content": [image, {"type": "text", "text": "2+2?"}]}
+    said = {"role": "assistant", "content": "4"}
+    result = {"role": "tool", "content": "4 it is"}
+    wrong = {"role": "assistant", "content": [image, {"type": "text", "text": "5"}]}
+    record = {"prompt": [user, result], "completions": [[said], [result, wrong]]}
+    with pytest.raises(DataError, match=r"chat\.jsonl:1: a content part has type image_url"):
+        pack_corpus(make_recipe(tmp_path / "a", [record] * 3))
+    sources = [{"path": "chat.jsonl", "ignore": ["image_url"], "drop_roles": ["tool"]}]
+    path, manifest = packed(tmp_path / "b", [record] * 3, sources=sources)
+    plain, _ = packed(tmp_path / "c", [{"prompt": "2+2?", "completions": ["4", "5"]}] * 3)
+    assert samples_of(path, 3) == samples_of(plain, 3)
+    places = {"prompt[].content[].image_url": 3, "completions[][].content[].image_url": 3}
+    assert manifest.unused_keys == {"chat.jsonl": places}
+    assert manifest.ledger.context is not None
+    assert manifest.ledger.context.left_out == {"tool": 6}
+    emptied = [record | {"completions": [[said], [result]]}, record]
+    _, manifest = packed(tmp_path / "d", emptied, sources=sources, max_rejects=1.0)
+    [reject] = read_rejects(manifest, folder_of(tmp_path / "d" / "manifests" / f"small-{manifest.key[:12]}.json"))
+    assert reject["message"] == "completions[1]: all of its messages have a role of `drop_roles`: tool"
+
+
+def test_prompts_for_certify_are_those_of_each_answer(tmp_path: Path) -> None:
+    path, manifest = packed(tmp_path, answered(10))
+    found = conversations_of(manifest, folder_of(path), tmp_path)
+    assert [tuple(message.content for message in one.messages) for one in found] == [
+        tuple(record.values()) for record in alone(answered(10))
+    ]
 
 
 def test_equal_answers_and_prompts_stay_together(tmp_path: Path) -> None:
