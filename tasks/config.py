@@ -78,6 +78,7 @@ OF_TOKENIZER = Key(("corpus", "tokens tokenizer"), advanced=True)
 IF_TRAINED = Key(("corpus", "tokenizer"), is_used=lambda config: config.tokenizer is None, advanced=True)
 IF_JINJA = Key(("corpus", "tokens template"), is_used=lambda config: config.template not in BUILT_IN, advanced=True)
 OF_RECORDS = Key(("corpus", "tokens", "tokenizer"), advanced=True)
+OF_RECORDS_IF_SET = Key(("corpus", "tokens", "tokenizer"), if_set=True)
 
 # Shortest and longest row, in tokens, and the maximum number of lengths in a corpus.
 SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
@@ -298,6 +299,11 @@ class Config(BaseModel):
         description="Turns that are trained on, unless a message has a flag: `train` or `training`, true or false, or "
         "`weight: 0`. last: the last answer; rounds: all answers of the last round, that is, after the last user "
         "message that has an answer.",
+    )
+    pairs: Annotated[Literal["chosen", "both"], OF_RECORDS_IF_SET] = Field(
+        "chosen",
+        description="Answers that are trained on if a record has `chosen` and `rejected`. chosen: only this one; both: "
+        "each after the prompt, as samples of one conversation.",
     )
     train_parts: Annotated[TrainParts, ADVANCED_TOKENS] = Field(
         default_factory=TrainParts,

@@ -453,7 +453,8 @@ def recipe_of(
     `cache`, all files are hashed. Raises PackError, naming the problem.
     """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache, config.group_key)
+    of_records = config.group_key, config.pairs
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache, *of_records)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

@@ -45,6 +45,7 @@ DEFAULTS = {
     "align": 1,
     "padding": "row",
     "train_on": "assistant",
+    "pairs": "chosen",
     "turns": "auto",
     "train_parts": {"reasoning": True, "content": True, "calls": True},
     "empty_reasoning": "train",
@@ -147,6 +148,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "mix": "blocks",
         "padding": "row",
         "train_on": "last",
+        "pairs": "both",
         "turns": "apart",
         "reasoning": "drop",
         "empty_reasoning": "mask",
@@ -204,7 +206,18 @@ def test_settings_that_few_need_are_in_advanced(tmp_path: Path) -> None:
         ["config: align, loss_weight: now a part of `advanced`; both places work"],
     )
     assert load(tmp_path, "sources: x.jsonl\nadvanced:\n").model_dump() == DEFAULTS, "all of it may be comments"
-    top = {"sources", "name", "tokenizer", "template", "sequence_length", "train_on", "reasoning", "overlong", "seed"}
+    top = {
+        "sources",
+        "name",
+        "tokenizer",
+        "template",
+        "sequence_length",
+        "train_on",
+        "pairs",
+        "reasoning",
+        "overlong",
+        "seed",
+    }
     assert top <= {name for name, mark in KEYS.items() if not mark.advanced}
     for lines, said in (
         ("align: 4\nadvanced: {align: 8}", "align is set twice; keep the one in `advanced`"),

@@ -75,7 +75,12 @@ def _print_record(source: SourceInfo, record: dict[str, Any], console: Console) 
         return
     print_title(console, "", where, [counted(len(record["messages"]), "message")])
     tools = f"[{','.join(record['tools'])}]" if record["tools"] else None
-    print_messages(record["messages"], tools, console)
+    messages, answers = record["messages"], record.get("answers", [])
+    starts = [*(first for _, first in answers), len(messages)]
+    print_messages(messages[: starts[0]], tools, console)
+    for (place, first), end in zip(answers, starts[1:], strict=True):
+        say(console, (printable(place), HEADING_STYLE))
+        print_messages(messages[first:end], None, console)
 
 
 def show_config(config: ConfigOverview, console: Console) -> None:

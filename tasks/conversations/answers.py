@@ -18,6 +18,7 @@ of the last message may be open, because a conversation may end with them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -218,16 +219,20 @@ class Unpaired(NamedTuple):
     undefined_tools: int = 0
 
 
-def unpaired_in(conversation: Conversation) -> Unpaired | None:
-    """Return the calls and results without a partner, or None if there are none."""
+def unpaired_in(conversation: Conversation, start: int = 0) -> Unpaired | None:
+    """Return the calls and results without a partner, or None if there are none.
+
+    Those of the messages before index `start` are not counted.
+    """
     messages = conversation.messages
-    if not any(message.tool_calls or message.role == "tool" for message in messages):
+    if not any(message.tool_calls or message.role == "tool" for message in messages[start:]):
         return None
     open_calls: list[ToolCall] = []
-    called, results, may_have_text_calls = set[str](), 0, False
-    for message in messages:
+    called, results, may_have_text_calls, earlier = set[str](), 0, False, 0
+    for k, message in enumerate(messages):
+        earlier = len(open_calls) if k == start else earlier
         open_calls += message.tool_calls
-        called.update(call.name for call in message.tool_calls)
+        called.update(call.name for call in message.tool_calls if k >= start)
         # Calls that a template of Hermes models writes may be in the content as text.
         may_have_text_calls |= message.role == "assistant" and "<tool_call>" in message.content
         if message.role == "tool":
@@ -239,11 +244,20 @@ def unpaired_in(conversation: Conversation) -> Unpaired | None:
             if partners:
                 open_calls.remove(partners[0])
             elif not may_have_text_calls:
-                results += 1
+                results += k >= start
     # The calls of the last message are open, because no result follows.
-    calls = len(open_calls) - len(messages[-1].tool_calls)
+    calls = max(0, len(open_calls) - earlier - len(messages[-1].tool_calls))
     unpaired = Unpaired(calls, results, int(not called <= _names_of(conversation.tools)) if called else 0)
     return unpaired if any(unpaired) else None
+
+
+def sum_unpaired(counts: Iterable[Unpaired]) -> Unpaired | None:
+    """Add up the counts of parts of one conversation; None if there are none."""
+    found = [*counts]
+    if not found:
+        return None
+    calls, results, undefined = (sum(column) for column in zip(*found, strict=True))
+    return Unpaired(calls, results, min(1, undefined))
 
 
 @lru_cache(maxsize=512)

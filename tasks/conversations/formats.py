@@ -7,8 +7,8 @@
 A record is a JSON object or a row of a table. A key whose value is null counts as absent, because a table has every
 column in every row. Keys that a format does not use are counted (unused_keys.py). A record that does not fit its
 format raises `Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
-bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
-the record, the value, and the fix if there is one.
+bad_tool_call, bad_tools, big_integer, empty, no_common_prompt, nul, lone_surrogate, too_many_turns. The message names
+the place within the record, the value, and the fix if there is one.
 
 Reading takes 1 µs per message. A new format is one file in this folder and one line in `FORMATS`.
 """
@@ -26,6 +26,7 @@ from packcorpus.tasks.conversations.oasst import OASST
 from packcorpus.tasks.conversations.other_data import OTHER_KEYS
 from packcorpus.tasks.conversations.pairs import ALPACA, DOLLY, PROMPT_COMPLETION, TEXT
 from packcorpus.tasks.conversations.session import SESSION
+from packcorpus.tasks.conversations.several_answers import COMPLETIONS, PREFERENCE
 from packcorpus.tasks.conversations.tokens import TOKENS
 from packcorpus.tasks.core.errors import Reject
 from packcorpus.tasks.core.printable import kind, shown, suggest
@@ -41,16 +42,19 @@ FORMATS: tuple[Format, ...] = (
     TEXT,
     SESSION,
     TOKENS,
+    COMPLETIONS,
+    PREFERENCE,
 )
 
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
 FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 
+# Formats with keys of their own, which the records of another format may have with another meaning.
+OWN_KEYS = (SESSION, TOKENS, COMPLETIONS, PREFERENCE)
+
 # The names that a `columns` mapping may give to keys of a record, and those of records with messages or text.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
-USUAL_COLUMNS = tuple(
-    dict.fromkeys(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
-)
+USUAL_COLUMNS = tuple(dict.fromkeys(key for format in FORMATS if format not in OWN_KEYS for key in format.keys))
 
 # Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
@@ -112,8 +116,11 @@ def read_record(
         conversation.template_options = options_of(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
-    if len(conversation.messages) > MOST_MESSAGES:
-        found = f"the record holds {len(conversation.messages):,} messages"
+    count = len(conversation.messages)
+    if conversation.has_several_answers:  # each of them is rendered after the prompt
+        count += (len(conversation.answers) - 1) * conversation.answers[0].first
+    if count > MOST_MESSAGES:
+        found = f"the record holds {count:,} messages"
         raise Reject("too_many_turns", f"{found}, more than {MOST_MESSAGES:,}; split it")
     return conversation
 

@@ -5,16 +5,16 @@ A turn is {role, content}, as for OpenAI and most chat templates, or {from, valu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from msgspec import Struct, field
 
 from packcorpus.tasks.conversations.answers import OPTIONS, TOOL_KEYS, tools_of
 from packcorpus.tasks.conversations.chat import messages_of, objects_in_messages, with_system
-from packcorpus.tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
-from packcorpus.tasks.conversations.names import ROLE_NAMES
-from packcorpus.tasks.conversations.values import required
+from packcorpus.tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record, role_named
+from packcorpus.tasks.conversations.names import ROLE_NAMES, TURN_NAMES
+from packcorpus.tasks.conversations.values import found_list, required
 
 _BESIDE = ("system", *TOOL_KEYS, OPTIONS)
 
@@ -61,10 +61,17 @@ def read_messages(record: Record) -> Conversation:
     return Conversation(with_system(record, messages), tools_of(record))
 
 
+def _is_prompt(record: Mapping[str, object]) -> bool:
+    """Return whether the messages of a record end before its `completions`."""
+    turns = found_list(record["messages"]) if "completions" in record else None
+    last = turns[-1] if turns else None
+    return isinstance(last, dict) and role_named(last.get("role"), TURN_NAMES) in ("user", "tool")
+
+
 MESSAGES = Format(
     name="messages",
     keys=("messages", *_BESIDE),
-    matches=lambda record: "messages" in record,
+    matches=lambda record: "messages" in record and not _is_prompt(record),
     read=read_messages,
     summary="`messages`, a list of turns with `role` and `content`; optionally `system`, `tools` (or "
     "`tool_defs`, `functions`), `chat_template_kwargs`",

@@ -70,13 +70,21 @@ class RecordedTokens(NamedTuple):
     tokenizer: str = ""
 
 
+class Answer(NamedTuple):
+    """The place of an answer in its record, and the index of its first message."""
+
+    place: str
+    first: int
+
+
 @dataclass(slots=True)
 class Conversation:
     """A list of messages, and the tools that are available in it.
 
     `tools` holds the schema of each tool as JSON text. `loss_weight` is the value in the record. A conversation with
     `recorded` ids has one empty message of plain text, and no tokenizer or template is used for it. `template_options`
-    are variables that the record sets for its template, over those of the config.
+    are variables that the record sets for its template, over those of the config. A record that lists answers has the
+    messages of its prompt, then those of all `answers` in their order.
     """
 
     messages: tuple[Message, ...]
@@ -84,6 +92,12 @@ class Conversation:
     loss_weight: object = None
     recorded: RecordedTokens | None = None
     template_options: Mapping[str, Any] | None = None
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def has_several_answers(self) -> bool:
+        """Return whether several answers follow the same prompt."""
+        return len(self.answers) > 1
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")
@@ -92,6 +106,7 @@ ROLES = ("system", "user", "assistant", "tool", "text")
 DEVELOPER = "developer"
 
 RECORDED = "\x12"  # the layout of recorded ids
+NEXT_ANSWER = "\x14"  # in a layout, before each answer of several
 
 
 def role_named(name: object, roles: Mapping[str, str]) -> str | None:
@@ -173,10 +188,13 @@ def layout_of(conversation: Conversation) -> str:
     """Return the layout, which shows the strings that follow in `whole_text`.
 
     It has one character for each message, for each optional string and tool call of a message, for each tool, and for
-    template options.
+    template options. Each of several answers begins with NEXT_ANSWER, which shows no string.
     """
     marks = []
-    for message in conversation.messages:
+    firsts = {answer.first for answer in conversation.answers} if conversation.has_several_answers else ()
+    for k, message in enumerate(conversation.messages):
+        if k in firsts:
+            marks.append(NEXT_ANSWER)
         marks += [chr(1 + ROLES.index(message.role))]
         marks += [mark for mark, text in zip("\x06\x07\x08\x11", _optional(message), strict=True) if text is not None]
         marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
@@ -188,12 +206,16 @@ def prompt_text(conversation: Conversation, trained: Sequence[bool]) -> str:
 
     It is everything before the first answer that is trained on: messages with their roles, texts, and calls, and the
     tools. White space at the ends of a text, IDs of calls, and reasoning are not part of it, and neither is the format
-    of the record. `trained` has a flag for each message. Without a message of the user there is no prompt.
+    of the record. No part of several answers belongs to it. `trained` has a flag for each message. Without a message of
+    the user there is no prompt.
     """
     if recorded := conversation.recorded:
         first = recorded.trained.index(True)
         return f"{RECORDED}\0{' '.join(map(str, recorded.ids[:first]))}" if first else ""
-    messages = conversation.messages[: first_answer([message.role for message in conversation.messages], trained)]
+    stop = first_answer([message.role for message in conversation.messages], trained)
+    if conversation.has_several_answers:
+        stop = min(stop, conversation.answers[0].first)
+    messages = conversation.messages[:stop]
     if not any(message.role == "user" and not is_blank(message) for message in messages):
         return ""
     marks, strings = [], list[str]()

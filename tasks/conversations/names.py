@@ -37,8 +37,9 @@ TURN_NAMES = {**ROLE_NAMES, **dict.fromkeys(CALL_ROLES, CALL)}
 MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train", "loss_weight")
 
 # Keys of a record that hold a list of messages, or for those of two sides perhaps the text of one message.
-_SIDES = ("prompt", "question", "completion", "answer", "response")
+_SIDES = ("prompt", "question", "completion", "answer", "response", "chosen", "rejected")
 _MESSAGE_LISTS = ("messages", "conversations", "conversation", *_SIDES)
+_ANSWERS = "completions"  # a list of texts or of lists of messages
 
 
 def is_of_record(name: str) -> bool:
@@ -63,17 +64,19 @@ def rename_messages(record: Record, format: str, columns: Mapping[str, str], rol
     """
     keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
     renamed = dict(record)
-    for key in _MESSAGE_LISTS:
-        value = record.get(key)
+
+    def renamed_in(value: object, is_side: bool) -> object:
         if isinstance(value, (str, dict)):
-            value = messages_in(value, {**TURN_NAMES, **roles}) if key in _SIDES else found_list(value)
-        if value is None:
-            continue
-        renamed[key] = value
+            value = messages_in(value, {**TURN_NAMES, **roles}) if is_side else found_list(value)
         if isinstance(value, list) and (keys or roles) and format != "oasst":
-            renamed[key] = [
-                _rename_message(item, format, keys, roles) if type(item) is dict else item for item in value
-            ]
+            return [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
+        return value
+
+    for key in _MESSAGE_LISTS:
+        if (value := renamed_in(record.get(key), key in _SIDES)) is not None:
+            renamed[key] = value
+    if format == _ANSWERS and (answers := found_list(record.get(_ANSWERS))):
+        renamed[_ANSWERS] = [renamed_in(answer, is_side=True) or answer for answer in answers]
     if format == "oasst" and "prompt" in renamed and (keys or roles):
         renamed["prompt"] = _rename_tree(renamed["prompt"], keys, roles)
     return renamed
@@ -133,7 +136,7 @@ def in_own_names(message: str, columns: Mapping[str, str]) -> str:
 
     The place and the keys that were found are renamed.
     """
-    place = re.match(r"[A-Za-z_]+(?:\[\d+\])?(?:\.[A-Za-z_]+|\.replies\[\d+\])*", message)
+    place = re.match(r"[A-Za-z_]+(?:\[\d+\])*(?:\.[A-Za-z_]+|\.replies\[\d+\])*", message)
     if place is None:
         return message
     first, *inner = re.split(r"(?=[.\[])", place[0])

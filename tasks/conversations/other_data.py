@@ -61,10 +61,11 @@ def other_data(found: Collection[str], place: str, parts: Collection[str] = ()) 
             f"{place}: {_and(what)}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language "
             f"model; to train on its text alone, add  {fix}",
         )
+    pairs = "; to train on its pair, set  format: preference" * {"chosen", "rejected"}.issubset(names)
     return DataError(
         "preference_data",
         f"{place}: the record has {_and(names)}: this is preference data (for methods such as DPO and KTO), not "
-        f"supervised fine-tuning data; to train on the conversation in the record nonetheless, add  {fix}",
+        f"supervised fine-tuning data{pairs}; to train on the conversation in the record nonetheless, add  {fix}",
     )
 
 
@@ -101,16 +102,24 @@ def without_parts(record: object, ignored: Collection[str]) -> object:
     types = MEDIA_PARTS.intersection(ignored)
     if not types or not isinstance(record, dict):
         return record
-    kept = dict(record)
-    for key, value in record.items():
-        turns = found_list(value) or []  # also from JSON text, or from a struct of lists
-        turns_kept = [
-            {name: _kept(content, types) for name, content in turn.items()} if isinstance(turn, dict) else turn
-            for turn in turns
-        ]
-        if turns_kept != turns:
-            kept[key] = turns_kept
-    return kept
+    return {key: _turns_kept(value, types) for key, value in record.items()}
+
+
+def _turns_kept(value: object, types: Collection[str]) -> object:
+    """Return a value without the content parts of these types in its turns.
+
+    It may also be a list of answers that have turns.
+    """
+    turns = found_list(value) or []  # also from JSON text, or from a struct of lists
+    turns_kept = [
+        {name: _kept(content, types) for name, content in turn.items()}
+        if isinstance(turn, dict)
+        else _turns_kept(turn, types)
+        if isinstance(turn, list)
+        else turn
+        for turn in turns
+    ]
+    return turns_kept if turns_kept != turns else value
 
 
 def _kept(content: object, types: Collection[str]) -> object:

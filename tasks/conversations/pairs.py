@@ -147,22 +147,31 @@ DOLLY = Format(
 def read_prompt_completion(record: Record) -> Conversation:
     ask, answer = _sides(record)
     required(record, ask), required(record, answer)
-    messages = system_of(record)
-    prompt, completion = _lists_in(record[ask], record[answer])
+    system = system_of(record)
+    before, said = read_sides(record, record[ask], record[answer], ask, answer)
+    return Conversation((*system, *before, *said), tools_of(record))
+
+
+def read_sides(
+    record: Record, prompt: object, completion: object, ask: str, answer: str
+) -> tuple[list[Message], list[Message]]:
+    """Return the messages of a prompt and of its completion.
+
+    `ask` and `answer` are their places in the record. The record may also have the reasoning of a completion that is a
+    string.
+    """
+    prompt, completion = lists_in(prompt, completion)
     if isinstance(completion, str) and isinstance(prompt, (str, list)):
-        messages += messages_of(prompt, ask) if isinstance(prompt, list) else []
+        before = messages_of(prompt, ask) if isinstance(prompt, list) else []
         said = Message("assistant", text_of(completion, answer), reasoning=reasoning_of_record(record))
-        messages += [Message("user", text_of(prompt, ask))] if isinstance(prompt, str) else []
-        messages.append(said)
-    elif isinstance(prompt, (list, dict)) and isinstance(completion, (list, dict)):
+        before += [Message("user", text_of(prompt, ask))] if isinstance(prompt, str) else []
+        return before, [said]
+    if isinstance(prompt, (list, dict)) and isinstance(completion, (list, dict)):
         if reasoning_of_record(record):
             raise Reject("bad_content", f"the record has reasoning next to lists of messages; move it into {answer}")
-        messages += messages_of(prompt, ask)
-        messages += messages_of(completion, answer)
-    else:
-        found = f"found {kind(prompt)} and {kind(completion)}"
-        raise Reject("bad_type", f"{ask} and {answer}: expected two strings or two lists of messages, {found}")
-    return Conversation(tuple(messages), tools_of(record))
+        return messages_of(prompt, ask), messages_of(completion, answer)
+    found = f"found {kind(prompt)} and {kind(completion)}"
+    raise Reject("bad_type", f"{ask} and {answer}: expected two strings or two lists of messages, {found}")
 
 
 def _sides(record: Record) -> tuple[str, str]:
@@ -172,7 +181,7 @@ def _sides(record: Record) -> tuple[str, str]:
     return ask, next((key for key in answers if record.get(key) is not None), answers[0])
 
 
-def _lists_in(prompt: object, completion: object) -> tuple[object, object]:
+def lists_in(prompt: object, completion: object) -> tuple[object, object]:
     """Return both sides, each as a list if it is the text of one.
 
     The completion may be a list only if the prompt is one.
@@ -185,7 +194,7 @@ def _lists_in(prompt: object, completion: object) -> tuple[object, object]:
 
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
     sides = _sides(record)
-    for side, value in zip(sides, _lists_in(*map(record.get, sides)), strict=True):
+    for side, value in zip(sides, lists_in(*map(record.get, sides)), strict=True):
         if type(value) is list:
             yield from objects_in_messages(value, f"{columns.get(side, side)}[]", columns)
 

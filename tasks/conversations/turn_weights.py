@@ -17,10 +17,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from packcorpus.tasks.conversations.model import Conversation
+from packcorpus.tasks.conversations.values import found_list
 from packcorpus.tasks.core.errors import Reject
-from packcorpus.tasks.core.printable import kind, shown
+from packcorpus.tasks.core.printable import counted, kind, shown
 
 # The keys of training flags, each with the values that it may have.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
@@ -82,17 +84,33 @@ def weight_of(message: Mapping[str, object], where: str) -> object:
 def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOSS_WEIGHT) -> Conversation:
     """Return a conversation whose messages have their weights as floats.
 
-    `is_text` means that numbers are written as text, as in CSV. `name` is the key in the data. Raises Reject for an
-    invalid weight.
+    The weight of a record that lists answers may be a list with one for each. `is_text` means that numbers are written
+    as text, as in CSV. `name` is the key in the data. Raises Reject for an invalid weight.
     """
-    of_record = _weight(conversation.loss_weight, name, is_text)
+    of_messages = _weights_of_messages(conversation, is_text, name)
     messages = []
     for index, message in enumerate(conversation.messages):
-        found = of_record
+        found = of_messages[index]
         if message.loss_weight is not None:
             found *= _weight(message.loss_weight, f"messages[{index}].{name}", is_text)
         messages.append(replace(message, loss_weight=found, train=message.train if found else False))
     return replace(conversation, messages=tuple(messages))
+
+
+def _weights_of_messages(conversation: Conversation, is_text: bool, name: str) -> list[float]:
+    """Return the weight that the record gives to each message, perhaps by its answer."""
+    value, count = conversation.loss_weight, len(conversation.messages)
+    weights = found_list(value) if conversation.answers else None
+    if weights is None:
+        return [_weight(value, name, is_text)] * count
+    if len(weights) != len(conversation.answers):
+        counts = f"{counted(len(weights), 'weight')} for {counted(len(conversation.answers), 'answer')}"
+        raise Reject("bad_weight", f"{name} has {counts}; expected one for each")
+    firsts = [*(answer.first for answer in conversation.answers), count]
+    found = [1.0] * firsts[0]
+    for index, (weight, (first, last)) in enumerate(zip(weights, pairwise(firsts), strict=True)):
+        found += [_weight(weight, f"{name}[{index}]", is_text)] * (last - first)
+    return found
 
 
 def _weight(value: object, where: str, is_text: bool) -> float:

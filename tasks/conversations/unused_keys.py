@@ -68,12 +68,14 @@ class UnusedKeys:
         ignore: Collection[str],
         further: Collection[str] = (),
         own: Collection[str] = (),
+        unread: Collection[str] = (),
     ):
         """Set up the counts of a file.
 
         `further` are packcorpus names that are read in addition to the keys of the format, and `own` names in the data.
+        `unread` are names in the data of keys that settings leave out.
         """
-        self._own = frozenset(own)
+        self._own, self._unread = frozenset(own), frozenset(unread)
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
         self._further = frozenset(further)
         self._of_messages = frozenset(columns.get(name, name) for name in self._further.intersection(MESSAGE_KEYS))
@@ -150,7 +152,8 @@ class UnusedKeys:
             if len(self._shapes) > MOST_SHAPES:
                 self._shapes.clear()
             unused = self._unused_keys(dict.fromkeys(shape, "x"))
-            depends = self._columns or not self._keys.isdisjoint(unused) or not _REASONING.isdisjoint(shape)
+            known = self._keys.difference(self._unread)
+            depends = self._columns or not known.isdisjoint(unused) or not _REASONING.isdisjoint(shape)
             self._shapes[shape] = None if depends else unused
         return self._shapes[shape]
 
@@ -172,10 +175,10 @@ class UnusedKeys:
 
     def _is_other(self, path: str, key: str, value: object) -> bool:
         """Return whether a value means other data that the config does not ignore."""
-        if key not in OTHER_KEYS or key in self._ignore:
+        if key not in OTHER_KEYS or key in self._ignore or (not path and key in self._unread):
             return False
         # Some data sets keep the media of a message next to its content. All objects of oasst are messages of a tree.
-        is_message = path.endswith("[]") and path.count("[]") == 1 and path != "tools[]"
+        is_message = path.endswith("[]") and _depth(path) == 1 and path != "tools[]"
         if path and not (key in MEDIA_KEYS and (is_message or self._format.name == "oasst")):
             return False
         return is_other_data(key, value, self._format.name)
@@ -194,7 +197,7 @@ class UnusedKeys:
                 if is_part and part_of_other_data(item):
                     yield path, "", item
                     continue
-                read = frozenset() if is_part or path.count("[]") != 1 else self._of_messages
+                read = frozenset() if is_part or _depth(path) != 1 else self._of_messages
                 for key in item.keys() - known - read:
                     if not is_absent(item[key]):
                         yield path, key, item[key]
@@ -204,7 +207,15 @@ class UnusedKeys:
         used = {*self._format.used(named), *self._further} if self._format.used else self._keys
         if self._columns:
             used = {self._columns.get(key, key) for key in used if key in named}
-        return tuple(key for key in record if key not in used and key not in self._own)
+        return tuple(key for key in record if key in self._unread or key not in used | self._own)
+
+
+def _depth(path: str) -> int:
+    """Return how many lists a path leads through.
+
+    A list of answers is not one of them: completions[][] is a list of messages, like messages[].
+    """
+    return path.replace("[][]", "[]").count("[]")
 
 
 def is_absent(value: object) -> bool:

@@ -131,6 +131,10 @@ _ALL = [
          "labels are shifted",
          "write one id and one flag for each token, and set `tokenizer` to the tokenizer that recorded the ids"),
 
+    Code("E228", "no_common_prompt", DATA, "The conversations of a pair do not begin alike.",
+         "chosen and rejected are whole conversations with different first messages",
+         "write what they answer as `prompt`, or set pairs: chosen"),
+
     Code("E231", "template_refused", DATA, "The template refuses a conversation.",
          "it raises an exception, for example for two user turns in a row", "fix the record, or use another template"),
     Code("E232", "template_failed", DATA, "The template fails on a conversation.",
@@ -193,7 +197,8 @@ _ALL = [
          "use other data, or leave the key out with `ignore`"),
     Code("E262", "preference_data", DATA, "A record is preference data.",
          "it holds answers to compare, or a verdict on an answer",
-         "use other data, or choose an answer with `columns` and leave the other keys out with `ignore`"),
+         "use other data, set format: preference for pairs, or choose an answer with `columns` and leave the other "
+         "keys out with `ignore`"),
     Code("E263", "too_many_conversations", DATA, "A corpus has more than 100 million conversations.",
          "a corpus has one plan, which is made in memory",
          "divide the sources into several corpora, each with its own config"),

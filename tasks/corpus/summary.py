@@ -63,6 +63,7 @@ LEFT_OUT = {
     "system": ("system message", "drop_roles"),
     "tool": ("result", "drop_roles"),
     "tools": ("conversation", "ignore: [tools]"),
+    "answers": ("answer", "its flag, or a weight of 0"),
 }
 # For each count in the manifest's `noticed`: the noun that is counted, and its meaning.
 NOTICED = {

@@ -64,7 +64,7 @@ def predict(
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
-    files = find_files(config.sources, folder, layout, cache=cache, group_key=config.group_key)
+    files = find_files(config.sources, folder, layout, None, cache, config.group_key, config.pairs)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         evaluation = find_evaluation_files(config.decontaminate, folder, layout)
         recipe = Recipe(config, folder, layout, tuple(files), (), evaluation=evaluation)

@@ -125,7 +125,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
         )
     samples = found.ledger.samples
     repeated = samples.repeated_prompt_tokens / max(1, tokens.packed) if samples else 0.0
-    if config.turns == "auto" and repeated >= NOTEWORTHY:
+    if samples and samples.ways_out and config.turns == "auto" and repeated >= NOTEWORTHY:
         yield (
             "turns: auto: the template writes earlier turns differently once another turn follows, so conversations "
             f'have several samples; {100 * repeated:.0f} % of all tokens are repeated. "To pay less" above lists the '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,9 @@ class SourceSample:
 class SourceOverview(SourceInfo):
     """A source file and its first records."""
 
-    records: list[dict[str, Any]]  # {"record": n, "messages": …} or {"record": n, "rejected": …}
+    # {"record": n, "messages": …} or {"record": n, "rejected": …}; with several answers, "answers" has the place and
+    # the first message of each
+    records: list[dict[str, Any]]
     sample: SourceSample
 
 
@@ -162,13 +164,14 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
 def messages_of_record(manifest: Manifest, folder: Path, place: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a conversation of a corpus, in OpenAI's form.
 
-    They are read from its source, whose folder run.json records. `place` is an entry of the index. Raises InputMissing
-    if the source is gone, and DataError if its conversation has changed.
+    Those of several answers follow each other. They are read from its source, whose folder run.json records. `place` is
+    an entry of the index. Raises InputMissing if the source is gone, and DataError if its conversation has changed.
     """
     facts = manifest.sources[place["source"]]
     where = f"{facts.path}:{place['record']}"
     config, origin = config_for(manifest, folder, None)
     file = _source_of(facts, config.sources[facts.entry], origin, Layout(folder.parents[2]).remote())
+    file = replace(file, pairs=config.pairs)
     record = record_of(file, place["record"])
     if isinstance(record, Reject) or content_digest(whole_text(record).encode()) != place["digest"]:
         raise DataError("origin_changed", f"{where}: is not the conversation that was packed: the source has changed")
@@ -242,7 +245,8 @@ def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
     if record.recorded:
         ids, trained, _ = record.recorded
         messages[0]["content"] = f"{len(ids):,} recorded token ids, {sum(trained):,} of them trained on"
-    return {"record": number, "messages": messages, "tools": list(record.tools)}
+    value = {"record": number, "messages": messages, "tools": list(record.tools)}
+    return value | ({"answers": [*map(list, record.answers)]} if record.has_several_answers else {})
 
 
 def record_of(file: SourceFile, line: int) -> Conversation | Reject:

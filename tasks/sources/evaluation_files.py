@@ -25,6 +25,8 @@ from packcorpus.tasks.stores.urls import is_url
 
 LINES = "lines"  # the container of a .txt file
 PART_SIZE = 4 << 20
+# Formats whose records are read like those with other keys: all of their strings count.
+ALL_STRINGS = ("completions", "preference")
 # Names of keys whose short texts are questions, in records of other formats.
 QUESTIONS = ("question", "prompt", "problem", "instruction", "input", "query", "goal")
 
@@ -54,6 +56,8 @@ def find_evaluation_files(paths: Sequence[str], folder: Path, layout: Layout) ->
                 raise
             found = find_files([Source(path=path, format="text")], folder, layout)  # its records have other keys
         for file in found:
+            if file.format in ALL_STRINGS:
+                file = replace(file, format="text")
             hashed = hash_file(file, PART_SIZE)
             files.append(replace(file, sha256=hashed.sha256, blocks=hashed.blocks))
     return tuple(files)
@@ -99,7 +103,7 @@ def _item_of(record: object, line: int, file: SourceFile) -> Item | None:
     if format == "tokens":
         return None
     try:
-        messages = read_record(record, format).messages if format else ()
+        messages = read_record(record, format).messages if format and format not in ALL_STRINGS else ()
     except Reject:
         messages = ()
     if messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,19 @@ from pydantic import (
     model_serializer,
 )
 
-from packcorpus.tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
+from packcorpus.tasks.conversations.formats import (
+    COLUMNS,
+    FORMAT_NAMES,
+    OWN_KEYS,
+    USUAL_COLUMNS,
+    check_format,
+    read_record,
+)
 from packcorpus.tasks.conversations.model import Conversation
 from packcorpus.tasks.conversations.names import Roles, is_of_record
 from packcorpus.tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
 from packcorpus.tasks.conversations.session import SESSION, without_media
-from packcorpus.tasks.conversations.tokens import TOKENS
+from packcorpus.tasks.conversations.several_answers import CHOSEN, PREFERENCE, REJECTED
 from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT
 from packcorpus.tasks.core.errors import DataError, Reject, StorageError
 from packcorpus.tasks.core.other_tools import Place
@@ -160,8 +168,8 @@ class SourceFile:
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
     and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `tokenizer_sha256`
     names the tokenizer of recorded ids, if the source does. `group_key` is the key of records that `validation_by`
-    names. `note` is what a user may want to know of the file's folder. `blocks` has the digests of the file's blocks
-    once the file is hashed.
+    names, and `pairs` the setting of the config. `note` is what a user may want to know of the file's folder. `blocks`
+    has the digests of the file's blocks once the file is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -189,6 +197,7 @@ class SourceFile:
     arrived: str = ""
     identity: str = ""
     group_key: str = ""
+    pairs: str = "chosen"
     note: str = field(default="", compare=False)
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
@@ -227,8 +236,16 @@ class SourceFile:
         """Return the keys that have a meaning in a record of this file."""
         mapped = [theirs for ours, theirs in self.columns if is_of_record(ours)]
         # The format is "" until it is found.
-        own = COLUMNS if self.format in ("", SESSION.name, TOKENS.name) else USUAL_COLUMNS
+        own = COLUMNS if self.format in ("", *(format.name for format in OWN_KEYS)) else USUAL_COLUMNS
         return frozenset((*own, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore), *self.group_keys))
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Return the keys of a pair that settings leave out."""
+        if self.format != PREFERENCE.name:
+            return frozenset()
+        chosen, rejected = (dict(self.columns).get(name, name) for name in (CHOSEN, REJECTED))
+        return frozenset({chosen, rejected}.intersection(self.ignore)).union([rejected] * (self.pairs != "both"))
 
     @property
     def group_keys(self) -> tuple[str, ...]:
@@ -252,18 +269,27 @@ class SourceFile:
         if self.format == SESSION.name and isinstance(record, dict):
             record = without_media(record, self.ignore)
         record = without_parts(record, self.ignore)
+        if isinstance(record, dict) and (unread := self.unread):
+            record = {key: value for key, value in record.items() if key not in unread}
         conversation = read_record(record, self.format, dict(self.columns), dict(self.roles))
         if "tools" in self.ignore and conversation.tools:
             conversation.tools = ()
             if left_out is not None:
                 left_out["left_out_tools"] += 1
         if self.drop_roles:
-            roles = [message.role for message in conversation.messages if message.role in self.drop_roles]
-            conversation.messages = tuple(m for m in conversation.messages if m.role not in self.drop_roles)
+            kept = [k for k, message in enumerate(conversation.messages) if message.role not in self.drop_roles]
             if left_out is not None:
+                roles = [message.role for message in conversation.messages if message.role in self.drop_roles]
                 left_out.update(f"left_out_{role}" for role in roles)
-            if not conversation.messages:
-                raise Reject("empty", f"all of its messages have a role of `drop_roles`: {', '.join(self.drop_roles)}")
+            answers = tuple(a._replace(first=bisect_left(kept, a.first)) for a in conversation.answers)
+            ends = [*(answer.first for answer in answers), len(kept)]
+            emptied = [answer.place for answer, end in zip(answers, ends[1:], strict=True) if answer.first == end]
+            if not kept or emptied:
+                what = f"{emptied[0]}: all" if emptied else "all"
+                names = ", ".join(self.drop_roles)
+                raise Reject("empty", f"{what} of its messages have a role of `drop_roles`: {names}")
+            conversation.messages = tuple(conversation.messages[k] for k in kept)
+            conversation.answers = answers
         return conversation
 
 

@@ -48,6 +48,7 @@ def find_parts(
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
     group_key: str = "",
+    pairs: str = "chosen",
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
@@ -56,7 +57,7 @@ def find_parts(
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions, cache, group_key)
+    files = find_files(sources, folder, layout, revisions, cache, group_key, pairs)
     size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while size > part_size * MOST_PARTS:

@@ -46,6 +46,7 @@ def find_files(
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
     group_key: str = "",
+    pairs: str = "chosen",
 ) -> list[SourceFile]:
     """Return the files of `sources`, identified but not yet hashed.
 
@@ -53,8 +54,8 @@ def find_files(
     several entries match is read once. `folder` is the folder of the config. A file that is an output in `layout` is
     refused. Copies of remote files are written to `layout`; without `layout`, only local files are found. `revisions`
     maps the index of an entry to the commit of its dataset on the Hub. Objects that `cache` knows are not read.
-    `group_key` is the key of records that `validation_by` names. Raises UsageError, InputMissing, DataError,
-    StorageError, or PartMissing with the name of the file in the message.
+    `group_key` is the key of records that `validation_by` names, and `pairs` the setting of the config. Raises
+    UsageError, InputMissing, DataError, StorageError, or PartMissing with the name of the file in the message.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     located: list[list[Located]] = []
@@ -73,7 +74,8 @@ def find_files(
                     )
                 stat = path.stat()
                 file = objects.get((entry, name)) or _identify(path, name, source, stat, identity)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived, group_key=group_key, note=note)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived, note=note)
+                file = replace(file, group_key=group_key, pairs=pairs)
                 first = files.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:

@@ -259,7 +259,7 @@ class Context(Facts):
     tokens: int = Field(description="Packed tokens without a label, which are packed - trained.")
     left_out: dict[str, int] = Field(
         description="What `drop_roles` and `ignore` leave out: messages by role, and, as `tools`, conversations with "
-        "tools."
+        "tools. `answers` are those of several that the data does not train on."
     )
 
 

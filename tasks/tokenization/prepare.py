@@ -14,7 +14,7 @@ declares (`Format.plain`) while decoding it:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtin
 from msgspec.json import Decoder, encode
 from orjson import OPT_SORT_KEYS, dumps
 
-from packcorpus.tasks.conversations.answers import unpaired_in
+from packcorpus.tasks.conversations.answers import sum_unpaired, unpaired_in
 from packcorpus.tasks.conversations.formats import FORMAT_OF, role_names
 from packcorpus.tasks.conversations.model import (
     Conversation,
@@ -35,6 +35,7 @@ from packcorpus.tasks.conversations.model import (
     tools_json,
     turns_json,
 )
+from packcorpus.tasks.conversations.several_answers import each_answer
 from packcorpus.tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from packcorpus.tasks.conversations.unused_keys import UnusedKeys
 from packcorpus.tasks.core.errors import PackError, Reject, UsageError
@@ -50,6 +51,7 @@ from packcorpus.tasks.templates.spans import Sample, Template, TrainOn, has_empt
 from packcorpus.tasks.tokenization.samples import (
     Prepared,
     TokenLayout,
+    layout_of_answer,
     prepare_recorded,
     prepare_spans,
     prompt_digest,
@@ -65,11 +67,36 @@ IGNORED = ("id", "source", "category")
 
 
 class Pending(NamedTuple):
-    """A conversation to be rendered, and then compared with `filled` if given."""
+    """A conversation to be rendered, and then compared with `filled` if given.
+
+    Another sample counts what is in the messages before index `start`.
+    """
 
     conversation: Conversation
     trained: list[bool]
     filled: list[Prepared] | None = None
+    start: int = 0
+
+
+class Answered(NamedTuple):
+    """One of several answers, and its samples.
+
+    `place` is its place in the record, and `first` the index of its first message in the whole conversation.
+    `conversation` is the prompt and this answer, and `trained` has a flag for each of their messages.
+    """
+
+    place: str
+    first: int
+    conversation: Conversation
+    trained: list[bool]
+    samples: list[Prepared] | Pending
+
+
+class SeveralAnswers(NamedTuple):
+    """A conversation with several answers, and those that are trained on."""
+
+    conversation: Conversation
+    answers: list[Answered]
 
 
 class Preparer:
@@ -115,7 +142,7 @@ class Preparer:
 
         A PackError may be the last result, even if there are more records.
         """
-        results: list[list[Prepared] | Pending | Reject | PackError] = []
+        results: list[list[Prepared] | Pending | SeveralAnswers | Reject | PackError] = []
         groups: list[int | None] = []
         for record in records:
             try:
@@ -127,9 +154,21 @@ class Preparer:
             except PackError as error:
                 results.append(error)
                 break
-        waiting = [(result.conversation, result.trained) for result in results if isinstance(result, Pending)]
+        waiting: list[tuple[Conversation, list[bool]]] = []
+        for result in results:
+            if isinstance(result, Pending):
+                waiting.append((result.conversation, result.trained))
+            elif isinstance(result, SeveralAnswers):
+                waiting += [each.samples[:2] for each in result.answers if isinstance(each.samples, Pending)]
         samples = iter(self._template.all_samples(waiting))
-        prepared = [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in results]
+        prepared = [
+            self.prepared(result, next(samples))
+            if isinstance(result, Pending)
+            else self._of_answers(result, samples)
+            if isinstance(result, SeveralAnswers)
+            else result
+            for result in results
+        ]
         for result, group in zip(prepared, groups, strict=False):
             for sample in result if isinstance(result, list) else ():
                 sample.group = group
@@ -141,7 +180,7 @@ class Preparer:
                 return [*prepared[:number], UsageError("unknown_marker", problem)]
         return prepared
 
-    def _fill(self, record: object) -> list[Prepared] | Pending:
+    def _fill(self, record: object) -> list[Prepared] | Pending | SeveralAnswers:
         """Return the samples of a record, or its conversation if it must be rendered."""
         may_fill = self._packing
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
@@ -161,7 +200,7 @@ class Preparer:
             may_fill = may_fill and (skeleton is not None or not self._skeletons.has_roles(names))
         return self._fill_with_care(as_dict(record), may_fill)
 
-    def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending:
+    def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending | SeveralAnswers:
         conversation = self._file.conversation(record, self.left_out)
         if not self._packing:
             conversation = _as_written(conversation, self._template)
@@ -170,22 +209,99 @@ class Preparer:
             conversation = with_loss_weights(conversation, self._file.container in TEXT_CELLS, name)
         if conversation.recorded:
             return [prepare_recorded(conversation, conversation.recorded, self._encoder)]
+        if conversation.has_several_answers:
+            return self._fill_answers(conversation, may_fill)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
+        return self._fill_conversation(conversation, trained, may_fill)
+
+    def _fill_conversation(
+        self, conversation: Conversation, trained: list[bool], may_fill: bool, start: int = 0
+    ) -> list[Prepared] | Pending:
         filled, skeleton = self._skeletons.filled(conversation, trained) if may_fill else (None, None)
         if filled and skeleton and not skeleton.is_compared(filled):
-            self._add_facts(filled, conversation, trained)
+            self._add_facts(filled, conversation, trained, start)
             return filled
-        return Pending(conversation, trained, filled)
+        return Pending(conversation, trained, filled, start)
 
-    def _add_facts(self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]) -> None:
+    def _fill_answers(self, conversation: Conversation, may_fill: bool) -> SeveralAnswers:
+        """Return the samples of each answer, after the prompt.
+
+        An answer that the data does not train on is left out. Raises Reject, with the place of the answer.
+        """
+        prompt, found = conversation.messages[: conversation.answers[0].first], list[Answered]()
+        # The reasoning of the prompt counts once, and a skeleton does not separate it from that of the answer.
+        fills_later = may_fill and not any(map(reasoning_texts, prompt))
+        for answer, (place, branch) in zip(conversation.answers, each_answer(conversation), strict=True):
+            trained = trained_turns(branch, self._train_on)
+            of_answer = branch.messages[len(prompt) :]
+            is_left_out = any(message.train is False and message.role == "assistant" for message in of_answer)
+            try:
+                if not any(trained[len(prompt) :]) and not is_left_out:
+                    raise Reject("no_trained_tokens", _why_untrained(branch, self._train_on))
+                if not any(trained):
+                    continue
+                start = len(prompt) * bool(found)
+                samples = self._fill_conversation(branch, trained, fills_later if start else may_fill, start)
+            except Reject as reject:
+                raise Reject(reject.reason, f"{place}: {reject.message}") from None
+            found.append(Answered(place, answer.first, branch, trained, samples))
+        if not found:
+            raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
+        return SeveralAnswers(conversation, found)
+
+    def _of_answers(
+        self, several: SeveralAnswers, rendered: Iterator[list[Sample] | Reject | PackError]
+    ) -> list[Prepared] | Reject | PackError:
+        """Return the samples of all answers as those of one conversation.
+
+        `rendered` yields those that the template has rendered. If an answer cannot be prepared, none is.
+        """
+        conversation, answers = several
+        results = [
+            self.prepared(answer.samples, next(rendered)) if isinstance(answer.samples, Pending) else answer.samples
+            for answer in answers
+        ]
+        for answer, result in zip(answers, results, strict=True):
+            if isinstance(result, Reject):
+                return Reject(result.reason, f"{answer.place}: {result.message}")
+            if isinstance(result, PackError):
+                return result
+        prepared = [result for result in results if isinstance(result, list)]
+        strings, digest = strings_of(conversation)
+        start = conversation.answers[0].first
+        trained = [*answers[0].trained[:start], *[True] * (len(conversation.messages) - start)]
+        prompt = prompt_digest(conversation, trained, digest)
+        layouts = [sample.layout for samples in prepared for sample in samples]
+        turns, usual = max(layout.turns for layout in layouts), all(layout.usual for layout in layouts)
+        empty = any(layout.empty_prompt for layout in layouts)
+        unpaired = [sample.unpaired for samples in prepared for sample in samples if sample.unpaired]
+        reasoning = [texts for samples in prepared for sample in samples for texts in sample.reasoning]
+        for answer, samples in zip(answers, prepared, strict=True):
+            last = len(answer.conversation.messages) - 1
+            for sample in samples:
+                turn = sample.layout.turn if sample.layout.turn >= 0 else last
+                turn += (answer.first - start) * (turn >= start)
+                sample.layout = layout_of_answer(sample.layout, turn, turns, usual, empty, sample is samples[-1])
+                sample.strings, sample.digest, sample.prompt = strings, digest, prompt
+                sample.unpaired, sample.reasoning = None, ()
+        first = prepared[0][0]
+        first.unpaired, first.reasoning = sum_unpaired(unpaired), reasoning
+        if left_out := len(conversation.answers) - len(answers):
+            self.left_out["left_out_answers"] += left_out
+        return [sample for samples in prepared for sample in samples]
+
+    def _add_facts(
+        self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool], start: int = 0
+    ) -> None:
         """Add unpaired calls and the weights of turns to samples.
 
-        Raises Reject if the weights do not fit the segments of a sample.
+        Calls before the message at index `start` are not counted. Raises Reject if the weights do not fit the segments
+        of a sample.
         """
         if samples:
-            samples[0].unpaired = unpaired_in(conversation)
+            samples[0].unpaired = unpaired_in(conversation, start)
         for sample in samples:
             sample.unwritten = [reasoning_of(conversation.messages[k]) for k in sample.layout.unreasoned]
         if not self._weighted:
@@ -204,11 +320,16 @@ class Preparer:
             written = {k: weight for k, weight in of_turns.items() if k not in absent} if absent else of_turns
             sample.weights = weights_of_segments(sample.layout, written)
 
-    def _left_out_reasoning(self, conversation: Conversation, samples: Sequence[Sample]) -> list[list[str]]:
-        """Return the reasoning of each answer that is in no sample, as texts."""
-        messages = conversation.messages
+    def _left_out_reasoning(
+        self, conversation: Conversation, samples: Sequence[Sample], start: int = 0
+    ) -> list[list[str]]:
+        """Return the reasoning of each answer that is in no sample, as texts.
+
+        Answers before index `start` are left out.
+        """
+        messages = conversation.messages[start:]
         if not self._template.adjust.drop_reasoning:
-            messages = tuple(messages[k] for k in samples[0].unwritten)
+            messages = tuple(conversation.messages[k] for k in samples[0].unwritten if k >= start)
         return [texts for message in messages if message.role == "assistant" and (texts := reasoning_texts(message))]
 
     def prepared(
@@ -217,7 +338,7 @@ class Preparer:
         """Prepare the samples that the template has rendered."""
         if not isinstance(samples, list):
             return samples
-        conversation, trained, filled = pending
+        conversation, trained, filled, start = pending
         rendered = []
         try:
             strings, empty = strings_of(conversation), has_empty_prompt(conversation, trained)
@@ -234,9 +355,9 @@ class Preparer:
                     prepared.row = (turns_json(written), tools_json(written), text)
                 if prepared.layout.trained.any():
                     rendered.append(prepared)
-            self._add_facts(rendered, conversation, trained)
+            self._add_facts(rendered, conversation, trained, start)
             if rendered:
-                rendered[0].reasoning = self._left_out_reasoning(conversation, samples)
+                rendered[0].reasoning = self._left_out_reasoning(conversation, samples, start)
         except Reject as reject:
             return reject
         if filled and [*map(comparable, filled)] != [*map(comparable, rendered)]:
@@ -266,7 +387,8 @@ def group_in(record: object, key: str) -> int | None:
 
 def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
     """Return a counter of the keys that a Preparer of the file does not use."""
-    return UnusedKeys(file.format, dict(file.columns), file.ignore, [LOSS_WEIGHT] * weighted, file.group_keys)
+    further, columns = [LOSS_WEIGHT] * weighted, dict(file.columns)
+    return UnusedKeys(file.format, columns, file.ignore, further, file.group_keys, file.unread)
 
 
 def weights_of_segments(layout: TokenLayout, of_turns: dict[int, Any]) -> list[tuple[int, float]]:

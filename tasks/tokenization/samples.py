@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from packcorpus.tasks.conversations.answers import Unpaired
 from packcorpus.tasks.conversations.model import (
+    NEXT_ANSWER,
     ROLES,
     Conversation,
     RecordedTokens,
@@ -67,6 +68,7 @@ class TokenLayout:
     markers: tuple[str, ...] = ()  # markers in the texts that the tokenizer lacks and that templates write
     in_last_round: bool = True  # it ends after the last user message that has an answer
     long_round: bool = False  # several answers follow this message
+    ends_answer: bool = False  # it is the last sample of one of several answers to a prompt
 
 
 class Prepared(Struct, gc=False):
@@ -199,6 +201,25 @@ def layout_of_tokens(
         markers=unknown.within(segments.texts),
         in_last_round=sample.turn is None or sample.turn >= start,
         long_round=roles[start:].count("assistant") > 1,
+    )
+
+
+@lru_cache(256)
+def layout_of_answer(
+    layout: TokenLayout, turn: int, turns: int, usual: bool, empty_prompt: bool, ends_answer: bool
+) -> TokenLayout:
+    """Return the token layout of a sample of one of several answers.
+
+    The values are those of `TokenLayout`.
+    """
+    return replace(
+        layout,
+        turn=turn,
+        turns=turns,
+        usual=usual,
+        empty_prompt=empty_prompt,
+        ends_answer=ends_answer,
+        conversation="",
     )
 
 
@@ -357,7 +378,7 @@ def roles_of(layout: str, count: int) -> list[str]:
             role = ROLES[ord(mark) - 1]
         elif mark in "\x10\x13":
             role = "tools" if mark == "\x10" else "options"
-        roles += [role] * {"\x0e": 2, "\x0f": 3}.get(mark, 1)  # these are for more than one string
+        roles += [role] * {"\x0e": 2, "\x0f": 3, NEXT_ANSWER: 0}.get(mark, 1)  # these are not for one string
     return roles + [role] * (count - len(roles))
 
 

@@ -57,8 +57,8 @@ CONTAMINATED = "contaminated"
 # `validation_by` names.
 SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools", "without_key")
 
-# What settings left out: messages by role, and conversations with tools.
-LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools")
+# What settings left out: messages by role, and conversations with tools; and the answers that the data leaves out.
+LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools", "left_out_answers")
 
 # Reasoning that a setting or the template leaves out of all samples: answers, and tokens of their reasoning.
 REASONING = ("reasoning_left_out", "reasoning_tokens_left_out")
@@ -269,9 +269,11 @@ class Batch:
             self._count(name, number)
         self._count_apart(trained, ends, segments, records)
         separators = of_each("separator", bool)
-        is_earlier = np.append(~is_first[1:], False)  # whether another sample of the conversation follows
+        # Whether another sample of the conversation, or of the same answer, follows.
+        is_earlier = np.append(~is_first[1:], False) & ~of_each("ends_answer", bool)
         in_rounds = is_earlier & ~of_each("in_last_round", bool)
-        lengths, is_long = np.diff(offsets) - separators, ~is_first & ~is_earlier & of_each("long_round", bool)
+        is_last = np.append(False, is_earlier[:-1]) & ~is_earlier
+        lengths, is_long = np.diff(offsets) - separators, is_last & of_each("long_round", bool)
         shared = shared_tokens(values, offsets, ~is_first)
         counted = (is_earlier, lengths[is_earlier], in_rounds, lengths[in_rounds], is_long, shared)
         for name, each in zip(PRICE, counted, strict=True):

@@ -118,7 +118,8 @@ class Seen:
     failure: BaseException | None = None  # the trainer turns every exception into a RuntimeError
 
     def explain(self, reject: Reject, record: object, file: SourceFile, place: str) -> None:
-        UnusedKeys(file.format, dict(file.columns), file.ignore).add([0], [record], lambda _: place)
+        unused = UnusedKeys(file.format, dict(file.columns), file.ignore, unread=file.unread)
+        unused.add([0], [record], lambda _: place)
         self.first, format = f"{place}: {reject.message}", detect(record, dict(file.columns))
         if format not in (None, file.format):
             self.wrong = (

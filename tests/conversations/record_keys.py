@@ -9,5 +9,5 @@ RECORD_KEYS = (
     "messages", "conversations", "role", "content", "from", "value", "tool_calls", "function", "name",
     "arguments", "tools", "text", "prompt", "completion", "instruction", "input", "output", "response",
     "history", "system", "weight", "type", "id", "replies", "rank", "deleted", "context", "question",
-    "answer", "function_call",
+    "answer", "function_call", "completions", "chosen", "rejected",
 )  # fmt: skip

@@ -257,7 +257,7 @@ def test_golden(format: str, record: dict[str, object], expected: Conversation) 
 
 
 def test_every_format_has_a_golden_record() -> None:
-    elsewhere = {"session", "tokens"}
+    elsewhere = {"session", "tokens", "completions", "preference"}
     assert {format for format, _, _ in GOLDEN} == set(FORMAT_NAMES) - elsewhere
 
 
@@ -271,7 +271,8 @@ def test_every_format_has_a_golden_record() -> None:
         ({"instruction": "", "context": None, "response": ""}, "alpaca"),
         ({"prompt": "", "completion": "", "text": ""}, "prompt_completion"),
         ({"prompt": {}, "instruction": "", "output": ""}, "oasst"),
-        ({"prompt": "", "chosen": "", "rejected": ""}, None),
+        ({"prompt": "", "chosen": "", "rejected": ""}, "preference"),
+        ({"chosen": "", "rejected": ""}, None),
         ({"instruction": ""}, None),
         ({}, None),
         ([], None),

@@ -149,9 +149,11 @@ def test_a_column_of_other_data_counts_only_where_it_has_a_value(tmp_path: Path)
             {"question": "a", "chosen_response": "b", "rejected_response": "c"},
             {"prompt": "question", "completion": "chosen_response"},
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "prompt", "completion": "chosen"}),
         ({"chosen": "b", "rejected": "c"}, {"text": "chosen"}),
-        (dict.fromkeys(("chosen", "rejected"), conversations(1)[0]["messages"]), {"messages": "chosen"}),
+        (
+            dict.fromkeys(("chosen_messages", "rejected_messages"), conversations(1)[0]["messages"]),
+            {"messages": "chosen_messages"},
+        ),
     ],
 )
 def test_preference_data_without_a_format_is_named_and_its_fix_works(

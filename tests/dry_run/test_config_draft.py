@@ -251,13 +251,13 @@ def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
 
 
 def test_the_options_for_preference_data_are_named(here: Path) -> None:
-    pair = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    pair = {"prompt": "2+2?", "chosen_response": "4", "rejected_response": "5"}
     write(here / "dpo" / "a.jsonl", [pair] * 30)
     write(here / "dpo" / "b.jsonl", [pair] * 30)
-    options = "--columns prompt=prompt --columns completion=chosen --ignore rejected"
+    options = "--columns prompt=prompt --columns completion=chosen_response --ignore rejected_response"
     with pytest.raises(DataError, match=f"nonetheless, add  {options}$"):
         draft(here, "dpo")
-    draft(here, "dpo", columns=["prompt=prompt", "completion=chosen"], ignore=["rejected"])
+    draft(here, "dpo", columns=["prompt=prompt", "completion=chosen_response"], ignore=["rejected_response"])
 
 
 def test_roles_are_guessed_by_their_names(here: Path) -> None:
@@ -359,11 +359,11 @@ def test_other_data_is_left_out_with_its_reason(here: Path) -> None:
     chats = conversations(20)
     write(here / "chats" / "good.jsonl", chats)
     write(here / "chats" / "vision.jsonl", [*chats[:9], chats[9] | {"images": ["x"]}])
-    write(here / "chats" / "dpo.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    write(here / "chats" / "dpo.jsonl", [{"prompt": "a", "chosen_response": "b", "rejected_response": "c"}])
     found, config, text = draft(here, "chats")
     assert [source.path for source in config.sources] == ["chats/good.jsonl"]
     comments = " ".join(line.lstrip(" #") for line in text.splitlines())
-    for reason in ("vision.jsonl:10: the record has images", "dpo.jsonl: its records have chosen and rejected"):
+    for reason in ("vision.jsonl:10: the record has images", "dpo.jsonl: its records have chosen_response and rej"):
         assert reason in comments
         assert any(reason in line for line in found.summary())
 

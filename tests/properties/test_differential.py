@@ -81,6 +81,7 @@ def test_unusual_conversations_have_the_ids_and_labels_of_the_reference(template
 
 def test_unusual_conversations_are_of_every_format() -> None:
     elsewhere = {"session", "tokens"}  # tests/conversations/traces
+    elsewhere |= {"completions", "preference"}  # tests/tokenization/test_several_answers.py
     assert {format for format, _ in unusual("hf_legacy", 0, AT_ONCE)} == set(FORMAT_NAMES) - elsewhere
 
 

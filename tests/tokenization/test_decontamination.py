@@ -230,6 +230,7 @@ def test_a_corpus_lists_every_overlap_with_both_places(given: dict[str, Any], tm
         ("d.json", '[{"q": {"Question": "So?"}}]', ["So?"], ["So?"]),
         ("e.jsonl", '"a text"\n', ["a text"], []),
         ("f.jsonl", '{"prompt": "So?", "chosen": "a", "rejected": "b"}\n', ["So?", "a", "b"], ["So?"]),
+        ("h.jsonl", '{"prompt": "So?", "completions": ["a", "b"]}\n', ["So?", "a", "b"], ["So?"]),
         ("g.jsonl", '{"instruction": "Add", "input": "1, 2", "output": "3"}\n', ["Add\n1, 2", "3"], ["Add\n1, 2"]),
     ],
 )

@@ -173,12 +173,10 @@ def file_of(format: Format, columns: tuple[tuple[str, str], ...] = ()) -> Source
 
 def outcome(preparer: Preparer, record: object) -> Any:
     try:
-        [prepared] = preparer.prepare(record)
+        samples = preparer.prepare(record)
     except Reject as error:
         return error.reason, str(error)
-    layout = prepared.layout
-    facts = (layout.tokens.tolist(), layout.trained.tolist(), layout.separator, layout.usual, layout.turns)
-    return facts, prepared.texts, prepared.digest
+    return [(*comparable(sample), sample.layout.usual, sample.layout.turns) for sample in samples]
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])

@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from packcorpus.tasks.conversations.model import Conversation, Message, ToolCall, as_openai
+from packcorpus.tasks.conversations.several_answers import each_answer
 from packcorpus.tasks.core.errors import PackError, Reject
 from packcorpus.tasks.core.printable import counted
 from packcorpus.tasks.encoders.encoder import Encoder
@@ -89,7 +90,8 @@ def conversations_of(manifest: Manifest, corpus: Path, root: Path) -> list[Conve
                 for file in find_paths(source.path, folder):
                     records = records_of(identify_file(file.path, file.name, source, file.identity, cache))
                     some = (record for _, record in islice(records, MOST) if isinstance(record, Conversation))
-                    found.append([one for one in some if not one.recorded and one.messages[0].role != "text"])
+                    branches = (branch for record in some for _, branch in each_answer(record))
+                    found.append([one for one in branches if not one.recorded and one.messages[0].role != "text"])
     each = -(-MOST // max(1, len(found)))
     return [conversation for some in found for conversation in some[:each]][:MOST]
 
