@@ -157,12 +157,13 @@ class Corpus(os.PathLike[str]):
         Other splits than `train` are read in order.
 
         A batch is {"input_ids": int32[B, L], "labels": int32[B, L], "position_ids": int32[B, L]}, with "loss_weight":
-        float32[B, L] if the corpus has weights, and never an `attention_mask`, with which models do not keep
+        float32[B, L] if the corpus has weights, and "end": int32[B, L] if samples share tokens, which
+        `require_isolation` makes a model follow. It has no `attention_mask`, with which models do not keep
         conversations apart. Rows without padding are joined: [1, tokens]. With `framework="torch"`, a batch has
         tensors, and labels are int64.
 
-        Raises UsageError for an impossible argument, DataError for a corpus with `packing: false`, or with `share`, as
-        positions do not show a model where trees branch, and PartMissing if torch is not installed.
+        Raises UsageError for an impossible argument, DataError for a corpus with `packing: false`, and PartMissing if
+        torch is not installed.
 
             for batch in packcorpus.open("mine").batches(8, epochs=2):
                 ids = batch["input_ids"]
@@ -175,11 +176,6 @@ class Corpus(os.PathLike[str]):
         if not self.manifest.packing_metadata.enabled:
             problem = "has conversations, not packed rows; read them with rows(), or pack with packing: true"
             raise DataError("not_trainable", f"{self.path}: {problem}")
-        if self.manifest.row_layout.is_shared:
-            problem = "has trees of samples, for which a model needs a mask made from `end`"
-            raise DataError(
-                "not_trainable", f"{self.path}: {problem}; use dataset() with a Collator, or pack with share: none"
-            )
         if framework == "torch":
             needs_extra("torch")
         if split != "train" or self.splits.get(split):

@@ -142,11 +142,15 @@ def test_the_api_returns_whole_samples(trees: Path, whole: Path, apart: dict[tup
         assert found.text == usual.text
 
 
-def test_rows_have_their_end_and_batches_are_refused(trees: Path) -> None:
+def test_rows_and_batches_have_the_ends_of_trees(trees: Path) -> None:
     corpus = packcorpus.open(trees)
-    assert corpus.rows()[0]["end"].dtype == np.int32
-    with pytest.raises(packcorpus.DataError, match=r"mask made from `end`; .* share: none"):
-        corpus.batches(2)
+    rows, seen = corpus.rows(), 0
+    known = sorted(row["end"].tolist() for row in rows)
+    for batch in corpus.batches(2):
+        assert batch["end"].dtype == np.int32
+        seen += len(batch["end"])
+        assert all(ends in known for ends in batch["end"].tolist())
+    assert seen == len(rows) == len(known)
 
 
 def test_a_search_finds_a_text_once_also_where_a_piece_begins(

@@ -124,10 +124,9 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 
 def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield the first match in each conversation: the last five fields of a Hit."""
-    length = rows.ids.shape[1]
+    length, labels = rows.ids.shape[1], rows.labels.reshape(-1)
     places, starts, own = _places_to_search(rows, vocabulary, len(needle))
     written, offsets = _bytes_of(rows.ids.reshape(-1)[places], vocabulary)
-    is_trained = rows.labels.reshape(-1)[places] != IGNORED
     at = written.find(needle)
     while at >= 0:
         # The token with the first byte; tokens without bytes have the offset of the next token.
@@ -135,7 +134,7 @@ def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tu
         last = int(np.searchsorted(offsets, at + len(needle), "left")) - 1
         piece = int(np.searchsorted(starts, first, "right")) - 1
         if last < starts[piece + 1] and last >= own[piece]:
-            trained = bool(is_trained[max(first, own[piece]) : last + 1].any())
+            trained = bool((labels[places[max(first, own[piece]) : last + 1]] != IGNORED).any())
             row, start = divmod(int(rows.starts[piece]), length)
             yield row, start, int(places[first]) % length, int(places[last]) % length, trained
             at = written.find(needle, int(offsets[starts[piece + 1]]))
