@@ -232,7 +232,7 @@ def unpaired_in(conversation: Conversation, start: int = 0) -> Unpaired | None:
     for k, message in enumerate(messages):
         earlier = len(open_calls) if k == start else earlier
         open_calls += message.tool_calls
-        called.update(call.name for call in message.tool_calls if k >= start)
+        called.update(call.name for call in message.tool_calls)
         # Calls that a template of Hermes models writes may be in the content as text.
         may_have_text_calls |= message.role == "assistant" and "<tool_call>" in message.content
         if message.role == "tool":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from packcorpus.tasks.conversations.model import Answer, Conversation, Message, 
 from packcorpus.tasks.conversations.several_answers import each_answer
 from packcorpus.tasks.conversations.turn_weights import with_loss_weights
 from packcorpus.tasks.conversations.unused_keys import UnusedKeys
-from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.core.errors import DataError, Reject
 
 SYSTEM, ASKED = Message("system", "Be brief."), Message("user", "2+2?")
 FOUR, WORD, FIVE = (Message("assistant", text) for text in ("4", "Four.", "5"))
@@ -250,14 +251,19 @@ def test_weights_that_do_not_fit_the_answers(weight: object, message: str) -> No
 
 
 def test_unused_keys_are_those_that_no_answer_needs() -> None:
-    def counts(format: str, record: dict[str, Any], unread: tuple[str, ...] = ()) -> dict[str, int]:
-        unused = UnusedKeys(format, {}, (), unread=unread)
+    def counts(format: str, record: dict[str, Any], unread: Sequence[str] = (), **further: Any) -> dict[str, int]:
+        unused = UnusedKeys(format, {}, (), unread=unread, **further)
         unused.add([0, 1], [record, record], str)
         return unused.found()
 
     turns = [SAID | {"id": 1}]
     listed = {"prompt": [USER | {"id": 1}], "completions": [turns, turns, "4"], "scores": [1, 2, 3], "messages": [USER]}
     assert counts("completions", listed) == {"completions[][].id": 4, "prompt[].id": 2, "scores": 2, "messages": 2}
+    weighted = {"prompt": "2+2?", "completions": [[SAID | {"loss_weight": 0.5, "images": []}], "4"]}
+    assert counts("completions", weighted) == {"completions[][].loss_weight": 2}
+    assert counts("completions", weighted, further=("loss_weight",)) == {}
+    with pytest.raises(DataError, match="the record has images"):
+        counts("completions", {"prompt": [USER], "completions": [[SAID | {"images": ["x"]}]]})
     pair = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
     assert counts("preference", pair) == {}
     assert counts("preference", pair, ("rejected",)) == {"rejected": 2}
