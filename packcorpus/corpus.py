@@ -157,7 +157,8 @@ class Corpus(os.PathLike[str]):
         Other splits than `train` are read in order.
 
         A batch is {"input_ids": int32[B, L], "labels": int32[B, L], "position_ids": int32[B, L]}, with "loss_weight":
-        float32[B, L] if the corpus has weights, and never an `attention_mask`, with which models do not keep
+        float32[B, L] if the corpus has weights, and "end": int32[B, L] if samples share tokens, which
+        `require_isolation` makes a model follow. It has no `attention_mask`, with which models do not keep
         conversations apart. Rows without padding are joined: [1, tokens]. With `framework="torch"`, a batch has
         tensors, and labels are int64.
 

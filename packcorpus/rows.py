@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from packcorpus.tasks.storage.corpus_folder import check_unchanged, reading
 from packcorpus.tasks.storage.manifest import Manifest
-from packcorpus.tasks.storage.schemas import LOSS_WEIGHT
+from packcorpus.tasks.storage.schemas import END, LOSS_WEIGHT
 from packcorpus.tasks.storage.shards import open_shard, to_dicts
 from packcorpus.train.data.steps import Order, Step, balance_of, is_in_order, order_of, packings_of
 
@@ -28,16 +28,16 @@ Row = dict[str, Any]
 # Shards that a Rows keeps open; each needs a file descriptor.
 OPEN_SHARDS = 64
 # What a model receives. It must not receive an attention_mask, because conversations would then see each other.
-COLUMNS = ("input_ids", "labels", "position_ids", LOSS_WEIGHT)
+COLUMNS = ("input_ids", "labels", "position_ids", END, LOSS_WEIGHT)
 
 
 class Rows(Sequence[Row]):
     """The rows of one split, mapped from the shards; nothing is copied.
 
     `rows[n]` is a dict of numpy arrays, one for each column of the shards (see [Row format](row-format.md)): int32[L]
-    `input_ids`, `labels`, and `position_ids`, int8[L] `attention_mask`, and, if the corpus has weights, float32[L]
-    `loss_weight`, for L tokens in a row. A slice is a list of rows. The arrays are read-only views of the files. With
-    `packing: false`, a row has the Python values `messages`, `tools`, and `text`.
+    `input_ids`, `labels`, and `position_ids`, int8[L] `attention_mask`, and, if the corpus has them, int32[L] `end` and
+    float32[L] `loss_weight`, for L tokens in a row. A slice is a list of rows. The arrays are read-only views of the
+    files. With `packing: false`, a row has the Python values `messages`, `tools`, and `text`.
 
     The SHA-256 of a shard is checked when its first row is read. Raises IndexError without such a row, and DataError or
     InputMissing, naming the file, if a shard is damaged or missing.
