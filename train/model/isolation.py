@@ -286,9 +286,10 @@ def require_isolation(
 
     Every second conversation of at least four real rows is replaced, then the others: the logits of the unchanged ones
     must stay the same. `collator` makes a batch of `count` rows of `dataset` as in training, and `attention` is the
-    backend, as for `Collator`. The model keeps the first of its ways to separate conversations that passes. Returns the
-    result of `check_isolation`, or None if no batch has two conversations. Raises DataError if conversations see each
-    other or the check is blind, PartMissing if the backend does not run.
+    backend, as for `Collator`. The model keeps the first of its ways to separate conversations that passes, and from
+    then on follows the column `end` of its batches, if rows have it. Returns the result of `check_isolation`, or None
+    if no batch has two conversations. Raises DataError if conversations see each other or the check is blind,
+    PartMissing if the backend does not run.
 
         packcorpus.require_isolation(model, rows, collate, 4, attention="sdpa", seed=0)
     """

@@ -18,6 +18,7 @@ from support.packed_rows import write_rows
 from support.training.tiny_training import LENGTH
 from support.training.tree_rows import Tree, alone, columns_of, lay_out, random_trees, tree_rows, write_trees
 
+from packcorpus.rows import joined
 from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.storage.layout import RowLayout
 from packcorpus.tasks.storage.schemas import row_schema
@@ -123,6 +124,11 @@ def test_the_columns_are_those_of_the_schema(tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / NAME), "w") as file, pa.ipc.new_stream(file, schema) as writer:
         writer.write_table(table)
     assert PackedDataset(tmp_path)[1]["end"].tolist() == columns["end"][1].tolist()
+
+
+def test_batches_have_the_column() -> None:
+    rows = [{name: values.numpy() for name, values in row.items()} for row in tree_rows(3)]
+    assert joined(rows)["end"].tolist() == [row["end"].tolist() for row in rows]
 
 
 def test_a_feed_counts_samples_and_pairs(tmp_path: Path) -> None:
