@@ -36,6 +36,7 @@ CONFIG = {
     "train_on": "train_on_inputs train_on_input train_on_prompt train_on_responses_only roles_to_train mask_history "
     "masking_strategy assistant_only_loss completion_only_loss loss_scale message_field_training train_on_eos "
     "train_on_eot response_template instruction_template",
+    "pairs": "",
     "train_parts": "message_field_training_detail",
     "turns": "",
     "split_at": "",
@@ -44,6 +45,7 @@ CONFIG = {
     "template_options": "chat_template_kwargs enable_thinking preserve_thinking",
     "default_system": "default_system_message default_system_prompt system_prompt system_message system "
     "new_system_prompt",
+    "share": "",
     "loss_weight": "loss_weights is_binary_loss_scale",
     "overlong": "truncation truncation_mode truncation_side truncation_strategy excess_length_strategy "
     "split_across_pack packing_strategy",
