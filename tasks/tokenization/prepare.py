@@ -281,8 +281,8 @@ class Preparer:
         for answer, samples in zip(answers, prepared, strict=True):
             last = len(answer.conversation.messages) - 1
             for sample in samples:
-                turn = sample.layout.turn if sample.layout.turn >= 0 else last
-                turn += (answer.first - start) * (turn >= start)
+                # Only the first answer has samples that end within the prompt, and its place stays.
+                turn = (sample.layout.turn if sample.layout.turn >= 0 else last) + answer.first - start
                 sample.layout = layout_of_answer(sample.layout, turn, turns, usual, empty, sample is samples[-1])
                 sample.strings, sample.digest, sample.prompt = strings, digest, prompt
                 sample.unpaired, sample.reasoning = None, ()

@@ -230,13 +230,14 @@ def test_a_corpus_lists_every_overlap_with_both_places(given: dict[str, Any], tm
         ("d.json", '[{"q": {"Question": "So?"}}]', ["So?"], ["So?"]),
         ("e.jsonl", '"a text"\n', ["a text"], []),
         ("f.jsonl", '{"prompt": "So?", "chosen": "a", "rejected": "b"}\n', ["So?", "a", "b"], ["So?"]),
-        ("h.jsonl", '{"prompt": "So?", "completions": ["a", "b"]}\n', ["So?", "a", "b"], ["So?"]),
+        ("h.jsonl", '{"prompt": "So?", "completions": ["a"], "by": "b"}\n', ["So?", "a", "b"], ["So?"]),
         ("g.jsonl", '{"instruction": "Add", "input": "1, 2", "output": "3"}\n', ["Add\n1, 2", "3"], ["Add\n1, 2"]),
     ],
 )
 def test_items_have_any_keys(name: str, content: str, texts: list[str], questions: list[str], tmp_path: Path) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     [file] = find_evaluation_files([name], tmp_path, Layout(tmp_path / "root"))
+    assert file.format not in ("completions", "preference"), "all strings of such records are read, as of other keys"
     [item] = read_items(file, tmp_path)
     assert item.line == 1
     assert [text.strip() for text in item.texts] == texts

@@ -17,10 +17,13 @@ from support.profiles import examples
 from support.templates.agent_templates import AGENTS
 from support.tokenizer_kinds import Row, open_kind, tokenize
 
+from packcorpus.tasks.conversations.formats import read_record
+from packcorpus.tasks.conversations.model import layout_of
 from packcorpus.tasks.templates.adjust import Adjust
 from packcorpus.tasks.templates.built_in import BuiltIn
 from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 from packcorpus.tasks.templates.spans import Template
+from packcorpus.tasks.tokenization.samples import roles_of
 
 KIND, TODAY = "hf_byte_level", "2026-01-01"
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
@@ -96,6 +99,11 @@ def apart(record: Record, template: Template, train_on: str) -> list[Sample] | N
             end = last if end < 0 else end
             found.append((ids, trained, end + offset if end >= len(prompt) else end))
     return found or None
+
+
+def test_each_string_of_an_answer_has_its_role() -> None:
+    layout = layout_of(read_record({"prompt": "a", "completions": ["b", "c"]}, "completions"))
+    assert roles_of(layout, 3) == ["user", "assistant", "assistant"]
 
 
 def template_of(name: str, train_on: Any, turns: Any) -> Template:
