@@ -275,7 +275,7 @@ def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tens
     head = model.get_output_embeddings()
     step = max(1, LOGITS // model.get_input_embeddings().num_embeddings)
     pairs = zip(one[where].split(step), other[where].split(step), strict=True)
-    found = [(head(a).float() - head(b).float()).abs().max() for a, b in pairs]
+    found = [(head(a).float() - head(b).float()).abs().max() for a, b in pairs if len(a)]
     return float(torch.stack(found).max()) if found else 0.0
 
 

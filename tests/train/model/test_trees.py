@@ -248,6 +248,14 @@ def test_backends_without_a_mask_are_refused_by_name(backend: str) -> None:
         Collator(backend)(ROWS)
 
 
+def test_a_row_of_one_tree_without_padding_is_proven() -> None:
+    row = lay_out(random_trees(5)[:1])
+    size = int((row["input_ids"] > 0).sum())
+    rows = [{name: values[:size] for name, values in row.items()}]
+    assert TreesOfRows(rows).samples > 1
+    assert require_isolation(tiny_model(), rows, Collator("sdpa"), 1, attention="sdpa", seed=1)
+
+
 def test_the_fastest_backend_has_a_mask() -> None:
     chosen, trials = fastest(tiny_model(), ROWS, 2, seed=1, passes=1)
     assert chosen in ("sdpa", "eager")
