@@ -341,7 +341,8 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     if "lower_bound_places" in packing:
         rows += f" with {packing['places']:,} places"
         needed = f"{packing['lower_bound_places']:,} places"
-    message = f"planned {rows}, {run.fill:.2f} % full; no plan can use fewer than {needed}"
+    plans = "no plan of these trees" if receipt["ledger"]["tokens"].get("shared") is not None else "no plan"
+    message = f"planned {rows}, {run.fill:.2f} % full; {plans} can use fewer than {needed}"
     show(message, planned={"rows": run.rows, "fill": run.fill, "lower_bound_rows": packing["lower_bound_rows"]})
     _send(task, message)
 

@@ -381,9 +381,13 @@ def test_a_plan_of_several_lengths_is_compared_by_places(monkeypatch: pytest.Mon
     monkeypatch.setattr(display, "show", lambda message, **_: shown.append(message))
     packing = {"enabled": True, "packing_efficiency": 99.5, "rows": 3, "lower_bound_rows": 2}
     task: Any = SimpleNamespace()
-    display.planned(task, {"packing_metadata": packing})
-    display.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
+    ledger = {"tokens": {}}
+    display.planned(task, {"packing_metadata": packing, "ledger": ledger})
+    several = packing | {"places": 2048, "lower_bound_places": 1536}
+    display.planned(task, {"packing_metadata": several, "ledger": ledger})
+    display.planned(task, {"packing_metadata": packing, "ledger": {"tokens": {"shared": 7}}})
     assert shown == [
         "planned 3 rows, 99.50 % full; no plan can use fewer than 2 rows",
         "planned 3 rows with 2,048 places, 99.50 % full; no plan can use fewer than 1,536 places",
+        "planned 3 rows, 99.50 % full; no plan of these trees can use fewer than 2 rows",
     ]
