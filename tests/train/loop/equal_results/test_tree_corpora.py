@@ -1,4 +1,4 @@
-"""A corpus with `share: conversation` has the loss and the gradient of the same corpus without.
+"""A corpus has the same loss and gradient with `share: conversation` as without.
 
 conversations ─pack, share: none─────────▶ rows ─┐ Σ w·loss of all rows / Σ w, and its gradient
               ─pack, share: conversation─▶ rows ─┴▶ equal
