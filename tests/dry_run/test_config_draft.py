@@ -598,3 +598,29 @@ def test_a_tokenizer_and_a_template_are_given(here: Path) -> None:
     ):
         with pytest.raises(PackError, match=problem):
             draft(here, "a.jsonl", **{"tokenizer": "qwen"} | wrong)
+
+
+def test_trees_are_proposed_where_they_save_much(here: Path) -> None:
+    shutil.copy(kind_path("sp_bpe_chatml"), here / "tiny.model")
+    (here / "last.jinja").write_text(  # which leaves earlier reasoning out, so each answer is a sample
+        "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'assistant' and loop.last %}"
+        "{{ m.reasoning_content }} {% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    answer = {"role": "assistant", "content": "9", "reasoning_content": "and"}
+    for asked, is_proposed in (("the train leaves at 9 and takes 40 minutes", True), ("the", False)):
+        turns = [{"role": "user", "content": asked}, answer]
+        more = [{"role": "user", "content": "so"}, answer] * is_proposed
+        write(here / "a.jsonl", [{"messages": [*turns, *more]}] * 30)
+        _, config, text = draft(here, "a.jsonl", tokenizer="tiny.model", template="last.jinja")
+        assert ("# share: conversation" in text) == is_proposed
+        assert config.share == "none"
+        if is_proposed:
+            share = re.search(r"# share: conversation  # (\d+) % fewer tokens", text)
+            assert share
+            text = text.replace("# share: conversation", "share: conversation")
+            (here / "corpus.yaml").write_text(text)
+            recipe = resolve(here / "corpus.yaml", here)
+            run_all(Plan(recipe))
+            tokens = json.loads((recipe.plan_folder / "plan.json").read_bytes())["ledger"]["tokens"]
+            assert abs(100 * tokens["shared"] / tokens["encoded"] - int(share[1])) <= 1
