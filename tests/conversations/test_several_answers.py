@@ -178,7 +178,8 @@ def test_names_of_keys_and_roles_are_mapped_in_answers() -> None:
     answers = [[{"speaker": "bot", "content": "4"}], [{"speaker": "bot", "content": 4}]]
     columns, roles = {"prompt": "frage", "completions": "antworten", "role": "speaker"}, {"kunde": "user"}
     record: dict[str, Any] = {"frage": turns, "antworten": answers[:1]}
-    assert read_record(record, "completions", columns, roles).messages == (ASKED, FOUR)
+    read = read_record(record, "completions", columns, roles)
+    assert read == said(ASKED, FOUR, answers={"antworten[0]": 1})
     with pytest.raises(Reject, match=r"^antworten\[1\]\[0\].content: expected a string"):
         read_record(record | {"antworten": answers}, "completions", columns, roles)
     pair = {"gut": [*turns, *answers[0]], "schlecht": [*turns, {"speaker": "bot", "content": "5"}]}
