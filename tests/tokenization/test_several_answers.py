@@ -124,11 +124,12 @@ def test_facts_of_the_conversation_are_those_of_all_answers() -> None:
     whole = whole_text(read_record(record, "completions"))
     for sample in samples:
         layout = sample.layout
-        assert (layout.turns, layout.usual, layout.empty_prompt) == (5, False, True)
+        assert (layout.turns, layout.usual, layout.empty_prompt, layout.conversation) == (5, False, True, "")
         assert sample.strings == whole.split("\0")
         assert sample.digest == content_digest(whole.encode())
     [alone] = prepared("prompt_completion", {"prompt": "2+2?", "completion": "Four."})
-    assert {sample.prompt for sample in samples} == {alone.prompt}
+    later = prepared("completions", {"prompt": [user], "completions": [[said | {"train": False}, user, said], "4"]})
+    assert {sample.prompt for sample in (*samples, *later)} == {alone.prompt}, "no part of an answer belongs to it"
 
 
 def test_an_empty_answer_is_a_reject_although_the_prompt_has_one_that_is_trained_on() -> None:
