@@ -111,6 +111,8 @@ def read_record(
         if not columns:
             raise
         raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
+    if columns:
+        conversation.answers = tuple(a._replace(place=in_own_names(a.place, columns)) for a in conversation.answers)
     conversation.loss_weight = record.get("loss_weight")
     if OPTIONS in record and OPTIONS in FORMAT_OF[format].keys:
         conversation.template_options = options_of(record)

@@ -174,15 +174,17 @@ def test_rejects(format: str, record: dict[str, Any], code: str, message: str) -
 
 def test_names_of_keys_and_roles_are_mapped_in_answers() -> None:
     """The key and the roles of messages have other names in the data."""
-    turns = [{"speaker": "kunde", "content": "2+2?"}]
-    answers = [[{"speaker": "bot", "content": "4"}], [{"speaker": "bot", "content": 4}]]
-    columns, roles = {"prompt": "frage", "completions": "antworten", "role": "speaker"}, {"kunde": "user"}
+    turns = [{"speaker": "kunde", "says": "2+2?"}]
+    answers = [[{"speaker": "bot", "says": "4"}], [{"speaker": "bot", "says": 4}]]
+    columns = {"prompt": "frage", "completions": "antworten", "role": "speaker", "content": "says"}
+    roles = {"kunde": "user"}
     record: dict[str, Any] = {"frage": turns, "antworten": answers[:1]}
-    assert read_record(record, "completions", columns, roles).messages == (ASKED, FOUR)
-    with pytest.raises(Reject, match=r"^antworten\[1\]\[0\].content: expected a string"):
+    read = read_record(record, "completions", columns, roles)
+    assert read == said(ASKED, FOUR, answers={"antworten[0]": 1})
+    with pytest.raises(Reject, match=r"^antworten\[1\]\[0\].says: expected a string"):
         read_record(record | {"antworten": answers}, "completions", columns, roles)
-    pair = {"gut": [*turns, *answers[0]], "schlecht": [*turns, {"speaker": "bot", "content": "5"}]}
-    names = {"chosen": "gut", "rejected": "schlecht", "role": "speaker"}
+    pair = {"gut": [*turns, *answers[0]], "schlecht": [*turns, {"speaker": "bot", "says": "5"}]}
+    names = {"chosen": "gut", "rejected": "schlecht", "role": "speaker", "content": "says"}
     assert read_record(pair, "preference", names, roles).messages == (ASKED, FOUR, FIVE)
 
 

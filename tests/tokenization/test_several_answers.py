@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +19,15 @@ from support.templates.agent_templates import AGENTS
 from support.tokenizer_kinds import Row, open_kind, tokenize
 
 from packcorpus.tasks.conversations.formats import read_record
-from packcorpus.tasks.conversations.model import layout_of
+from packcorpus.tasks.conversations.model import content_digest, layout_of, whole_text
+from packcorpus.tasks.core.errors import Reject
+from packcorpus.tasks.sources.model import SourceFile
 from packcorpus.tasks.templates.adjust import Adjust
 from packcorpus.tasks.templates.built_in import BuiltIn
 from packcorpus.tasks.templates.jinja.template import JinjaTemplate
 from packcorpus.tasks.templates.spans import Template
-from packcorpus.tasks.tokenization.samples import roles_of
+from packcorpus.tasks.tokenization.prepare import Preparer
+from packcorpus.tasks.tokenization.samples import Prepared, roles_of
 
 KIND, TODAY = "hf_byte_level", "2026-01-01"
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
@@ -104,6 +108,38 @@ def apart(record: Record, template: Template, train_on: str) -> list[Sample] | N
 def test_each_string_of_an_answer_has_its_role() -> None:
     layout = layout_of(read_record({"prompt": "a", "completions": ["b", "c"]}, "completions"))
     assert roles_of(layout, 3) == ["user", "assistant", "assistant"]
+
+
+def prepared(format: str, record: Record) -> list[Prepared]:
+    encoder = open_kind(KIND)
+    file = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", format, (), 0, "", 0)
+    return Preparer(file, BuiltIn("chatml", encoder, "assistant"), encoder, "assistant").prepare(record)
+
+
+def test_facts_of_the_conversation_are_those_of_all_answers() -> None:
+    user, said, empty = turn("user", "2+2?"), turn("assistant", "4"), turn("user", "")
+    record = {"prompt": [user], "completions": [[said], [said, said, empty, said]]}
+    samples = prepared("completions", record)
+    assert [sample.layout.turn for sample in samples] == [1, 5]
+    whole = whole_text(read_record(record, "completions"))
+    for sample in samples:
+        layout = sample.layout
+        assert (layout.turns, layout.usual, layout.empty_prompt, layout.conversation) == (5, False, True, "")
+        assert sample.strings == whole.split("\0")
+        assert sample.digest == content_digest(whole.encode())
+    [alone] = prepared("prompt_completion", {"prompt": "2+2?", "completion": "Four."})
+    later = prepared("completions", {"prompt": [user], "completions": [[said | {"train": False}, user, said], "4"]})
+    assert {sample.prompt for sample in (*samples, *later)} == {alone.prompt}, "no part of an answer belongs to it"
+
+
+def test_an_empty_answer_is_a_reject_although_the_prompt_has_one_that_is_trained_on() -> None:
+    history = [turn("user", "1+1?"), turn("assistant", "2"), turn("user", "2+2?")]
+    with pytest.raises(Reject, match=r"^completions\[0\]: none of its turns is trained on"):
+        prepared("completions", {"prompt": history, "completions": ["", "4"]})
+    flagged = [turn("assistant", "4", train=False)]
+    first, second = prepared("completions", {"prompt": history, "completions": [flagged, "4"]})
+    of_prompt, own = (sample.layout.trained.tolist().index(True) for sample in (first, second))
+    assert of_prompt < own, "the answer of the prompt is trained on once"
 
 
 def template_of(name: str, train_on: Any, turns: Any) -> Template:
