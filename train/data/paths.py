@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packcorpus.tasks.storage.schemas import END
+from packcorpus.tasks.storage.shards import path_before
 
 
 class SamplePath(NamedTuple):
@@ -29,5 +30,5 @@ def paths_of(row: Mapping[str, np.ndarray]) -> Iterator[SamplePath]:
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1).tolist()
     for start, stop in pairwise([*starts, length]):
         places = np.arange(start, stop)
-        before = np.flatnonzero(row[END][:start] >= stop) if END in row else places[:0]
+        before = path_before(row[END], start) if END in row else places[:0]
         yield SamplePath(np.concatenate([before, places]), len(before) + bool(positions[start]))
