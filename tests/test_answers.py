@@ -332,7 +332,11 @@ def test_the_ledger_knows_what_other_settings_would_make(tmp_path: Path) -> None
         _, other = packed(tmp_path / value, records, **settings, **{name: value})
         assert other.ledger.samples is not None
         assert way.samples == other.ledger.samples.read
-        assert way.tokens == pytest.approx(other.ledger.tokens.encoded, abs=3 * len(records))
+        stored = other.ledger.tokens.encoded - (other.ledger.tokens.shared or 0)
+        if name == "share":  # some trees are longer than a row, so what they cut is stored again
+            assert 0.9 * stored < way.tokens <= stored
+            continue
+        assert way.tokens == pytest.approx(stored, abs=3 * len(records))
     assert any("to pay less" in line for line in explain_samples(auto.ledger))
 
 

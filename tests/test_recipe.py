@@ -75,6 +75,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "template": ("llama2", True),
     "sequence_length": (512, False),
     "train_on": ("all", True),
+    "pairs": ("both", True),
     "turns": ("apart", True),
     "reasoning": ("drop", True),
     "empty_reasoning": ("mask", True),

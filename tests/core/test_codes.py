@@ -40,6 +40,7 @@ PASSED_ON = {
     "tables",
     "command",
     "tokenize_part",
+    "prepare",
     "token_batch",
     "source_files",
     "json_files",

@@ -22,6 +22,7 @@ from support.profiles import examples
 from support.small_corpus import WORDS, make_recipe, pack_corpus, shared_with
 
 from packcorpus.tasks.packing.trees import cut_trees, fewest_again
+from packcorpus.tasks.storage.layout import kind_of
 from packcorpus.tasks.storage.manifest import load_manifest
 from packcorpus.tasks.storage.shards import open_shard
 from packcorpus.tasks.tokenization.shared_tokens import shared_tokens
@@ -89,7 +90,10 @@ def packed(folder: Path, records: list[dict[str, Any]], **given: Any) -> tuple[P
     (folder / "a.jinja").write_text(TEMPLATE)
     path = pack_corpus(make_recipe(folder, records, template="a.jinja", turns="apart", **given))
     verify(path)
-    return path, {name: Counter(s for row in rows for s in samples_in(row)) for name, rows in rows_in(path).items()}
+    found = dict[str, Counter[Sample]]()
+    for name, rows in rows_in(path).items():  # a tree may be in longer rows than its samples are alone
+        found.setdefault(kind_of(name), Counter()).update(sample for row in rows for sample in samples_in(row))
+    return path, found
 
 
 @settings(max_examples=examples(12), deadline=None)
