@@ -342,10 +342,11 @@ class Config(BaseModel):
     default_system: Annotated[str | None, ADVANCED_TOKENS] = Field(
         None, min_length=1, description="System message for conversations without one; never trained on."
     )
-    share: Annotated[Literal["none", "conversation"], Key(("corpus",), if_set=True)] = Field(
+    share: Annotated[Literal["none", "conversation", "all"], Key(("corpus",), if_set=True)] = Field(
         "none",
         description="Whose samples share the tokens that they begin with, in rows that are trees. none: each sample is "
-        "stored whole; conversation: the samples of a conversation store what they share once.",
+        "stored whole; conversation: the samples of a conversation store what they share once; all: so do samples of "
+        "different conversations, such as their system prompt and tools.",
     )
     loss_weight: Annotated[Literal["none", "data", "conversation", "both"], IF_SET] = Field(
         "none",

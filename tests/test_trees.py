@@ -32,10 +32,11 @@ from packcorpus.tasks.verification.verify import verify
 RECORDS = agent_records(30)
 
 
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["conversation", "all"])
+def trees(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pack conversations as trees; the longest are cut into several."""
-    return pack_trees(tmp_path_factory.mktemp("trees"), RECORDS, validation=0.2, loss_weight="conversation")
+    settings = {"validation": 0.2, "loss_weight": "conversation", "share": request.param}
+    return pack_trees(tmp_path_factory.mktemp("trees"), RECORDS, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +238,10 @@ def test_the_ways_out_are_compared_with_what_trees_store(trees: Path, whole: Pat
     ledger, usual = load_manifest(trees).ledger, load_manifest(whole).ledger
     assert ledger.samples is not None
     assert usual.samples is not None
-    assert usual.samples.repeated_prompt_tokens - ledger.samples.repeated_prompt_tokens == ledger.tokens.shared
+    of_conversations = usual.samples.repeated_prompt_tokens - ledger.samples.repeated_prompt_tokens
+    in_all = load_manifest(trees).row_layout.share == "all"  # then they share with other conversations, too
+    assert ledger.tokens.shared is not None
+    assert of_conversations < ledger.tokens.shared if in_all else of_conversations == ledger.tokens.shared
     _, *lines = explain_samples(ledger)
     ways = "; ".join(lines)
     stored = ledger.tokens.encoded - (ledger.tokens.shared or 0)
@@ -250,7 +254,7 @@ def test_the_ways_out_are_compared_with_what_trees_store(trees: Path, whole: Pat
     assert last.tokens == pytest.approx(made.ledger.tokens.encoded, abs=len(RECORDS))
     assert last.rows == pytest.approx(made.packing_metadata.rows, rel=0.15)
     assert list(explain_shared(made.ledger)) == [
-        "share: conversation saves nothing here: no conversation has samples that begin alike in one row"
+        "share saves nothing here: no samples that may share tokens begin alike"
     ]
 
 
@@ -280,7 +284,7 @@ def test_the_report_draws_trees_and_counts_samples(
         assert sample.height == 19 + 13 * max(piece["level"] for piece in held.conversations)
     page = page_of(trees, tmp_path / "report.html")
     assert '<path class="branch" d="M' in page
-    assert "Samples of a conversation are stored as trees" in page
+    assert "Samples are stored as trees" in page
     assert f"shared by samples of a tree, which store them once: {manifest.ledger.tokens.shared:,}" in page
     assert 'class="branch"' not in page_of(whole_of(tmp_path), tmp_path / "other.html")
 
@@ -312,7 +316,7 @@ def test_the_card_says_how_to_mask_trees(trees: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("to", [format.name for format in EXPORTS])
 def test_no_trainer_gets_trees(to: str, trees: Path, tmp_path: Path) -> None:
-    message = rf"trees of samples \(share: conversation\), with which {to} .*; pack it with .*share: none"
+    message = rf"trees of samples \(share: \w+\), with which {to} .*; pack it with .*share: none"
     with pytest.raises(packcorpus.DataError, match=message) as caught:
         export_corpus(trees, to, tmp_path / "export", tmp_path)
     assert caught.value.code == "E541"
@@ -322,7 +326,7 @@ def test_no_trainer_gets_trees(to: str, trees: Path, tmp_path: Path) -> None:
 def test_a_difference_names_the_setting_and_what_is_shared(trees: Path, whole: Path) -> None:
     found = compare(whole, trees)
     changes = {change.name: (change.before, change.after) for change in found.settings}
-    assert changes == {"share": (None, "conversation"), "format_version": ("3.0", "3.2")}
+    assert changes == {"share": (None, load_manifest(trees).row_layout.share), "format_version": ("3.0", "3.2")}
     assert (found.conversations.went, found.conversations.came) == ([], [])
     page = rendered(found, show_difference)
     assert re.search(rf"tokens shared +[-0] +{load_manifest(trees).ledger.tokens.shared:,}", page)

@@ -1,7 +1,7 @@
 """Compare the samples of agent conversations with one sample for each turn.
 
     python bench/preparation/agents.py FOLDER --tokenizer FOLDER [--count N] [--check N] [--turns] [--write FILE]
-        [--without-reasoning SHARE]
+        [--without-reasoning SHARE] [--products N]
 
 FOLDER has published Jinja templates. N agent conversations are generated: one to five tasks of 5 to 40 calls, each with
 reasoning and a result; every conversation has tools of its own. Each template prepares and encodes them with
@@ -11,7 +11,9 @@ CPU seconds, including the sandbox.
 `--check` compares N of the conversations with transformers: the ids before each trained turn must be equal to
 `apply_chat_template(messages[:k], add_generation_prompt=True)`, each turn must be trained exactly once, and the trained
 text must have its content, its reasoning, and the names of its calls. `--turns` measures conversations of one task and
-of 10 to 200 turns instead. `--write` only writes the conversations, for benchmarks of whole commands.
+of 10 to 200 turns instead. `--write` only writes the conversations, for benchmarks of whole commands. With
+`--products`, they are about N products, each with a system prompt of 1,100 words and ten tools, and have two to five
+tasks of up to four calls.
 """
 
 from __future__ import annotations
@@ -55,15 +57,28 @@ def called(rng: random.Random, tools: list[Record], number: int) -> Record:
     }
 
 
+def about(rng: random.Random, number: int, least: int, most: int, tools: int) -> tuple[str, list[Record]]:
+    """Return a system prompt of `least` to `most` words, and tools."""
+    defined = [tool(rng, 9 * number + n) for n in range(tools)]
+    return words(rng, least, most).capitalize() + ".", defined
+
+
 def conversation(
-    rng: random.Random, number: int, tasks: int, least: int, most: int, without_reasoning: float = 0.0
+    rng: random.Random,
+    number: int,
+    tasks: int,
+    least: int,
+    most: int,
+    without_reasoning: float = 0.0,
+    product: tuple[str, list[Record]] | None = None,
 ) -> Record:
     """Return a conversation of tasks with `least` to `most` calls each.
 
-    `without_reasoning` is the share of calls that have a content instead of reasoning.
+    `without_reasoning` is the share of calls that have a content instead of reasoning. `product` is the system prompt
+    and the tools.
     """
-    tools = [tool(rng, 9 * number + n) for n in range(rng.randint(2, 6))]
-    messages: list[Record] = [{"role": "system", "content": words(rng, 20, 80).capitalize() + "."}]
+    system, tools = product or about(rng, number, 20, 80, rng.randint(2, 6))
+    messages: list[Record] = [{"role": "system", "content": system}]
     count = 0
     for _ in range(tasks):
         messages.append({"role": "user", "content": words(rng, 10, 60).capitalize() + "?"})
@@ -84,8 +99,14 @@ def conversation(
     return {"messages": messages, "tools": tools}
 
 
-def generated(count: int, without_reasoning: float) -> list[Record]:
+def generated(count: int, without_reasoning: float, products: int = 0) -> list[Record]:
     rng = random.Random(11)
+    if products:
+        of_products = [about(rng, 2 * number, 1100, 1100, 10) for number in range(products)]
+        return [
+            conversation(rng, number, rng.randint(2, 5), 0, 4, without_reasoning, rng.choice(of_products))
+            for number in range(count)
+        ]
     return [conversation(rng, number, rng.randint(1, 5), 5, 40, without_reasoning) for number in range(count)]
 
 
@@ -214,10 +235,12 @@ def main() -> None:
     parser.add_argument("--check", type=int, default=0, help="conversations to compare with transformers")
     parser.add_argument("--turns", action="store_true", help="measure conversations of 10 to 200 turns")
     parser.add_argument("--without-reasoning", type=float, default=0.0, help="share of calls with a content instead")
+    parser.add_argument("--products", type=int, default=0, help="products that the conversations are about")
     parser.add_argument("--write", type=Path, help="file to write the conversations to, instead of measuring")
     given = parser.parse_args()
     if given.write:
-        given.write.write_bytes(b"\n".join(map(orjson.dumps, generated(given.count, given.without_reasoning))) + b"\n")
+        records = generated(given.count, given.without_reasoning, given.products)
+        given.write.write_bytes(b"\n".join(map(orjson.dumps, records)) + b"\n")
         return
     columns = ["wrong", "samples", "tokens", "CPU s", "samples apart", "tokens apart", "CPU s apart", "× tokens"]
     print(f"| template | {' | '.join(columns)} |\n|---|" + "---:|" * len(columns))

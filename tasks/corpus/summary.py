@@ -43,7 +43,7 @@ WEIGHTED = {
     "conversation": "the same total for every conversation",
     "both": "the same total for every conversation, times the weight in the data",
 }
-SHARED = "what samples of a conversation begin with is stored once"
+SHARED = "what samples begin with is stored once"
 # Why a conversation is in no row, by the reason in the ledger.
 DROPPED = {
     "too_long": "longer than a row",
@@ -420,12 +420,9 @@ def explain_shared(ledger: Ledger) -> Iterator[str]:
     """Describe what trees of samples save."""
     shared, stored = ledger.tokens.shared, ledger.tokens.packed - ledger.tokens.repeated
     if shared:
-        yield (
-            f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): {SHARED} "
-            "(share: conversation)"
-        )
+        yield f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): {SHARED}"
     elif shared is not None:
-        yield "share: conversation saves nothing here: no conversation has samples that begin alike in one row"
+        yield "share saves nothing here: no samples that may share tokens begin alike"
 
 
 def explain_as_rendered(ledger: Ledger) -> Iterator[str]:

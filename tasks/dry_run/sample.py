@@ -30,6 +30,7 @@ from packcorpus.tasks.packing.ledger import Account, take_account
 from packcorpus.tasks.packing.mixture import mix
 from packcorpus.tasks.packing.pieces import Pieces
 from packcorpus.tasks.packing.plan import select_pieces
+from packcorpus.tasks.packing.trees import with_trees
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.readers.tables import wanted
 from packcorpus.tasks.recipe import Recipe
@@ -289,5 +290,6 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
         sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
         only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
         pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
+    pieces = with_trees(pieces, repeated, config)
     account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated, whole)
     return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, held_out, empty)

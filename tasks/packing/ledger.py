@@ -89,6 +89,7 @@ class Account:
     samples: dict[str, Any] | None  # None if every conversation is one sample
     alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
     shared: int | None = None  # tokens that are not stored again; None without trees
+    least: int | None = None  # tokens that any trees store; only if all samples may be in one
 
     @property
     def in_train(self) -> int:
@@ -145,9 +146,10 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
             "dropped": {name: count for name, count in dropped if count},
             "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
         }
+    times = np.array([config.epochs, 1])
     return Account(
         sums.astype(np.int64).reshape(len(UNITS), -1, 2, 2),
-        np.array([config.epochs, 1]),
+        times,
         count_losses(pieces, tokens, config),
         of_sources,
         int(np.count_nonzero(left)),
@@ -155,6 +157,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         samples,
         None if config.align == 1 else alignment,
         shared if config.rows.is_shared else None,
+        None if pieces.least is None else int(pieces.least @ times),
     )
 
 
@@ -249,7 +252,7 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     first = accepted.samples.first_of(packed)
     repeated = np.zeros(len(accepted.length), np.int64)
     repeated[packed[1:]] = np.minimum(untrained[packed[1:]], length[packed[:-1]]) * (first[1:] == first[:-1])
-    return repeated - shared
+    return np.maximum(0, repeated - shared)
 
 
 def plan_facts(
@@ -457,6 +460,7 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
         "packing_efficiency": round(100 * account.total("places") / places, 4) if config.packing else None,
         "avg_conversations_per_sequence": per_row,
         "compression_ratio": per_row,
+        "lower_bound_tokens": account.least,
     } | several
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,7 +32,6 @@ from packcorpus.tasks.core.errors import DataError
 from packcorpus.tasks.core.numbers import as_int32, check_number
 from packcorpus.tasks.packing.held_out import HeldOut, is_of_validation
 from packcorpus.tasks.packing.near_duplicates import find_near_duplicates
-from packcorpus.tasks.packing.trees import cut_trees
 from packcorpus.tasks.packing.turn_marks import TurnMarks, marks_of
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.schemas import REJECTED, drop_code
@@ -182,7 +181,7 @@ class Pieces:
     The first `once` pieces are the first copy of each conversation, in source order. Further copies follow, pass by
     pass. `of` is the number of a conversation if the piece is all of the conversation. Values from len(accepted.length)
     on are numbers of cuts. `copies` is the number of copies of each conversation, or None if each is packed once.
-    `shared` is how many tokens of each conversation its tree has before it, or None if there are no trees.
+    Without trees, `shared` and `order` are None, and without a bound, `least` is.
     """
 
     accepted: Accepted
@@ -191,7 +190,9 @@ class Pieces:
     cut_of: np.ndarray  # int32[cuts], conversation
     cuts: np.ndarray  # int32[cuts, 6], the columns of Cut
     copies: np.ndarray | None = None  # uint16[conversations]
-    shared: np.ndarray | None = None  # int32[conversations]
+    shared: np.ndarray | None = None  # int32[pieces], tokens of the conversation that its tree has before the piece
+    order: np.ndarray | None = None  # int32[pieces], in which the pieces of each tree follow one another
+    least: np.ndarray | None = None  # int64[2], tokens that any trees of the training and the held-out split store
 
     def __len__(self) -> int:
         return len(self.of)
@@ -210,12 +211,11 @@ class Pieces:
         accepted = self.accepted
         of, conversation = self.of[chosen], self.conversations(chosen)
         first, taken, repeated = np.zeros_like(of), accepted.length[conversation], np.zeros_like(of)
-        shared = np.zeros_like(of) if self.shared is None else self.shared[conversation]
+        shared = np.zeros_like(of) if self.shared is None else self.shared[chosen]
         closed = np.zeros(len(of), np.bool_)
         cut = np.flatnonzero(of >= len(accepted.length))
         if len(cut):
             first[cut], taken[cut], closed[cut], _, repeated[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
-            shared[cut] = 0
         first, taken = first + shared, taken - shared
         ends_here = first + taken == accepted.length[conversation]
         separator = closed | (accepted.separator[conversation] & ends_here)
@@ -248,6 +248,19 @@ class Pieces:
         for chunk in self.chunks():
             lengths[chunk] = self.columns(chunk).length
         return lengths
+
+    def is_whole(self) -> np.ndarray:
+        """Return whether each piece is all of a conversation: bool[pieces]."""
+        return self.of < len(self.accepted.length)
+
+    def in_training(self) -> Pieces:
+        """Return the pieces of the training split."""
+        chosen, order = ~self.held_out(), self.order
+        shared = None if self.shared is None else self.shared[chosen]
+        if order is not None:
+            numbers = np.cumsum(chosen, dtype=np.int32) - np.int32(1)
+            order = numbers[order[chosen[order]]]
+        return replace(self, of=self.of[chosen], shared=shared, order=order)
 
     def held_out(self) -> np.ndarray:
         """Return whether each piece is in the held-out split: bool[pieces]."""
@@ -337,12 +350,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     of = as_int32(of, "conversations and pieces of split ones")
-    cuts_of = np.array(cuts, np.int32).reshape(-1, len(Cut._fields))
-    shared = None
-    if config.rows.is_shared:
-        samples, kept = accepted.samples.firsts, (accepted.reason == 0) & ~is_long
-        shared = cut_trees(samples, accepted.length, kept, tokens.column("shared"), config.sequence_length)
-    return Pieces(accepted, of, len(of), cut_of, cuts_of, shared=shared)
+    return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, len(Cut._fields)))
 
 
 def indexes_where(is_chosen: Callable[[slice], np.ndarray], count: int) -> np.ndarray:

@@ -58,7 +58,7 @@ from packcorpus.tasks.packing.pieces import (
 )
 from packcorpus.tasks.packing.placement import Placed, number_rows_by_source, pack_split, place
 from packcorpus.tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
-from packcorpus.tasks.packing.trees import Units
+from packcorpus.tasks.packing.trees import Units, with_trees
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from packcorpus.tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
@@ -132,7 +132,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if recipe.config.lists_dropped:
         with atomic_file(folder / DROPPED) as out:
             write_dropped(out, overlaps, bases, pieces.accepted, tokens, recipe)
-    pieces = mix(pieces, tokens, recipe)
+    pieces = with_trees(mix(pieces, tokens, recipe), tokens, recipe.config)
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
         raise _nothing_left(account, read, rejected, recipe, rejects_file)
@@ -268,7 +268,7 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
             _write_index(index, tokens, recipe, pieces, of_pieces, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
-                    pieces = replace(pieces, of=pieces.of[~pieces.held_out()])
+                    pieces = pieces.in_training()
                     placed, of = replace(placed, row=placed.row[~held_out]), of[~held_out]
                 rows = sum(n for split, n in placed.rows_of_splits.items() if first_packing(split) == "train")
                 earlier.remember(placed.row, of, rows)

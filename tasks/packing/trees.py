@@ -1,4 +1,4 @@
-"""Store what the samples of a conversation begin with once: trees of pieces.
+"""Store what samples begin with once: trees of pieces.
 
     sample 1    system user 1 ▓answer 1▓
     sample 2    system user 1 answer 1 user 2 ▓answer 2▓             shared: what is before `1 answer 1 user 2 …`
@@ -12,17 +12,88 @@ shares with the tree, from which its next token is predicted. A tree is placed l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, pairwise
 
 import numpy as np
 
+from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.numbers import as_int32
+from packcorpus.tasks.packing.families import join_samples, prompts_of, sort_samples
+from packcorpus.tasks.packing.pieces import Pieces
 from packcorpus.tasks.packing.placement import Placed
+from packcorpus.tasks.storage.token_files import TokenColumns
 
-if TYPE_CHECKING:
-    from packcorpus.tasks.packing.pieces import Pieces
+NONE = partial(np.empty, 0, np.int32)
+
+
+def with_trees(pieces: Pieces, tokens: TokenColumns, config: Config) -> Pieces:
+    """Put the pieces in trees, as `share` says.
+
+    Pieces of a conversation that is cut are in no tree, and pieces of different splits are not in one.
+    """
+    if config.share == "conversation":
+        kept = np.zeros(len(pieces.accepted.length), np.bool_)
+        kept[pieces.of[pieces.is_whole()]] = True
+        firsts, alike = pieces.accepted.samples.firsts, tokens.column("shared")
+        shared = cut_trees(firsts, pieces.accepted.length, kept, alike, config.sequence_length)
+        return replace(pieces, shared=shared[pieces.conversations(slice(None))])
+    if config.share == "all":
+        return join(pieces, tokens, config.sequence_length)
+    return pieces
+
+
+def join(pieces: Pieces, tokens: TokenColumns, room: int) -> Pieces:
+    """Put pieces that begin alike in trees of at most `room` tokens.
+
+    Trees are in the order of their first pieces. In a dry run, a repetition stands for another sample of which nothing
+    is known, so it shares as much as the sample that it repeats.
+    """
+    once, rows = tokens.distinct()
+    samples, is_repetition = pieces.conversations(slice(None)), np.zeros(len(pieces), np.bool_)
+    if rows is not None:
+        samples = rows[samples]
+        _, firsts, number = np.unique(samples, return_index=True, return_inverse=True)
+        is_repetition = firsts[number] != np.arange(len(pieces))
+    prompts, lengths, is_whole, held_out = prompts_of(once), once.column("length"), pieces.is_whole(), pieces.held_out()
+    shared, after = np.zeros(len(pieces), np.int32), np.full(len(pieces), -1)
+    least = np.bincount(held_out[~is_whole], pieces.lengths()[~is_whole], minlength=2).astype(np.int64)
+    for side in (0, 1):
+        chosen = np.flatnonzero(is_whole & ~is_repetition & (held_out == side))
+        distinct, number_of = np.unique(samples[chosen], return_inverse=True)
+        order, common = sort_samples(once, distinct, lengths[distinct])
+        # The copies of a sample follow it.
+        place_of = np.argsort(order)[number_of]
+        by_place = np.argsort(place_of, kind="stable")
+        chosen, places = chosen[by_place], place_of[by_place]
+        of = samples[chosen]
+        common = np.where(np.diff(places, prepend=-1) == 0, lengths[of], common[places])
+        trees = join_samples(lengths[of].tolist(), prompts[of].tolist(), common.tolist(), room)
+        shared[chosen] = trees.shared
+        following = np.array(trees.after, np.int64)
+        after[chosen] = np.where(following < 0, -1, chosen[following])
+        least[side] += trees.least
+    if rows is not None:
+        return replace(pieces, shared=shared[firsts[number]])
+    return replace(pieces, shared=shared, order=_in_order(after), least=least)
+
+
+def _in_order(after: np.ndarray) -> np.ndarray:
+    """Return the pieces tree by tree, in the order of the first piece of each: int32[pieces].
+
+    `after` is the next piece of the tree of each piece, or -1.
+    """
+    is_first = np.ones(len(after), np.bool_)
+    is_first[after[after >= 0]] = False
+    follows, trees = after.tolist(), list[list[int]]()
+    for piece in np.flatnonzero(is_first).tolist():
+        tree = list[int]()
+        while piece >= 0:
+            tree.append(piece)
+            piece = follows[piece]
+        trees.append(tree)
+    return np.fromiter(chain(*sorted(trees, key=min)), np.int32, len(after))
 
 
 def cut_trees(
@@ -83,18 +154,18 @@ class Units:
 
     lengths: np.ndarray  # int32[units]
     held_out: np.ndarray  # bool[units]
-    firsts: np.ndarray | None = None  # int32[units], the first piece of each; None if each piece is one
-    starts: np.ndarray | None = None  # int32[pieces], the start of each piece in its unit
+    order: np.ndarray | None = None  # int32[pieces], unit by unit; None if each piece is one
+    firsts: np.ndarray = field(default_factory=NONE)  # int32[units], where each begins in `order`
+    starts: np.ndarray = field(default_factory=NONE)  # int32[pieces], the start in its unit of each piece in `order`
 
     @classmethod
     def of(cls, pieces: Pieces) -> Units:
         lengths, held_out = pieces.lengths(), pieces.held_out()
         if pieces.shared is None:
             return cls(lengths, held_out)
-        begins = np.empty(len(pieces), np.bool_)
-        for chunk in pieces.chunks():
-            begins[chunk] = pieces.columns(chunk).shared == 0
-        firsts = np.flatnonzero(begins)
+        order = np.arange(len(pieces), dtype=np.int32) if pieces.order is None else pieces.order
+        lengths, held_out = lengths[order], held_out[order]
+        firsts = np.flatnonzero(pieces.shared[order] == 0)
         ends = np.cumsum(lengths, dtype=np.int64)
         before = (ends - lengths)[firsts]
         starts = ends - lengths - np.repeat(before, np.diff(firsts, append=len(pieces)))
@@ -102,17 +173,21 @@ class Units:
         return cls(
             as_int32(of_units, "tokens of a tree"),
             held_out[firsts],
+            order,
             as_int32(firsts, "pieces"),
             as_int32(starts, "places of a row"),
         )
 
     def first(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the first piece of each unit."""
-        return values if self.firsts is None else values[self.firsts]
+        return values if self.order is None else values[self.order[self.firsts]]
 
     def spread(self, placed: Placed) -> Placed:
         """Return the places of all pieces, given those of the units."""
-        if self.firsts is None or self.starts is None:
+        if self.order is None:
             return placed
         counts = np.diff(self.firsts, append=len(self.starts))
-        return replace(placed, row=np.repeat(placed.row, counts), start=np.repeat(placed.start, counts) + self.starts)
+        row, start = np.empty_like(self.starts), np.empty_like(self.starts)
+        row[self.order] = np.repeat(placed.row, counts)
+        start[self.order] = np.repeat(placed.start, counts) + self.starts
+        return replace(placed, row=row, start=start)

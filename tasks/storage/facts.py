@@ -395,7 +395,9 @@ class RowShape(Facts):
     padding: Literal["row", "none"] = Field(
         default="row", description="none: rows are lists that end after their last piece."
     )
-    share: Literal["none", "conversation"] = Field(default="none", description="Whose samples are stored as trees.")
+    share: Literal["none", "conversation", "all"] = Field(
+        default="none", description="Whose samples are stored as trees."
+    )
     lengths: list[int] | None = Field(default=None, description="The lengths of rows, ascending.")
     mix: Literal["tokens", "blocks"] | None = Field(
         default=None, description="The order of training steps of several lengths."
@@ -423,6 +425,11 @@ class PackingMetadata(Facts):
         description="Minimum number of places that any packing needs; `above_lower_bound_percent` refers to it. Only "
         "if rows have several lengths. In this case, `lower_bound_rows` is the sum of the bounds for the conversations "
         "chosen for each length.",
+    )
+    lower_bound_tokens: int | None = Field(
+        None,
+        description="Minimum number of tokens that trees of these samples store, in all packings. Only with "
+        "`share: all`.",
     )
 
 

@@ -270,6 +270,29 @@ class TokenColumns:
                     values.append(to_numpy(chunk.flatten()))
         return offsets_of(np.concatenate(lengths)), np.concatenate(values)
 
+    def block(self, conversations: np.ndarray, first: int, size: int) -> np.ndarray:
+        """Return the ids of some tokens of conversations, plus 1: int32[conversations, size].
+
+        These are `size` tokens from number `first` on; 0 is what a conversation does not have.
+        """
+        block = np.zeros((len(conversations), size), np.int32)
+        order = np.argsort(conversations, kind="stable")
+        edges = np.searchsorted(conversations, self.edges, sorter=order).tolist()
+        for part, (top, bottom) in enumerate(pairwise(edges)):
+            chunks = self._open(part).table(0).column("tokens").chunks if top < bottom else ()
+            row = self.edges[part]
+            for chunk in chunks:
+                after = row + len(chunk)
+                bottom = top + int(np.searchsorted(conversations[order[top : edges[part + 1]]], after))
+                chosen = order[top:bottom]
+                offsets, values = to_numpy(chunk.offsets), to_numpy(chunk.values)
+                starts, ends = (offsets[conversations[chosen] - row + further] for further in (0, 1))
+                places = (starts + first)[:, None] + np.arange(size)
+                found = values.take(places, mode="clip")
+                block[chosen] = ((found ^ (found >> 31)) + 1) * (places < ends[:, None])
+                top, row = bottom, after
+        return block
+
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         """Yield first conversations and values of a column, a few thousand at a time."""
         for part, first in enumerate(self.edges[:-1]):

@@ -260,7 +260,7 @@ class Counts:
         names = ("source", "record", "length", "untrained", "shared")
         source, record, length, untrained, shared = (seen[name][placed] for name in names)
         later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
-        self.repeated += int((np.minimum(untrained[1:], length[:-1]) - shared[1:])[later].sum())
+        self.repeated += int(np.maximum(0, np.minimum(untrained[1:], length[:-1]) - shared[1:])[later].sum())
 
     def dropped(self, names: tuple[str, ...]) -> dict[str, int]:
         return dict(sorted(((*names, "unknown")[reason], count) for reason, count in self.reasons.items()))

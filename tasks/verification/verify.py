@@ -195,6 +195,7 @@ def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens
     ]
     bounds.append(("places", "lower bound", packing.places or 0, packing.lower_bound_places))
     bounds.append(("rows", "lower bound", packing.rows, packing.lower_bound_rows))
+    bounds.append(("tokens", "lower bound", tokens.packed, packing.lower_bound_tokens))
     for unit, name, count, least in bounds:
         if count < (least or 0):
             raise DataError("wrong_figure", f"{count:,} {unit} are fewer than the {name} {least:,}")

@@ -49,7 +49,14 @@ def records_of(count: int, seed: int) -> list[dict[str, Any]]:
         asked, thought = {"role": "user", "content": words(4)}, {"reasoning_content": words(3)}
         return [asked, {"role": "assistant", "content": words(6)} | thought]
 
-    return [{"messages": [turn for _ in range(source.randint(1, 5)) for turn in turns()]} for _ in range(count)]
+    systems = [{"role": "system", "content": " ".join(source.choices(WORDS, k=16))} for _ in range(2)]
+
+    def begin() -> list[dict[str, str]]:
+        return source.choice([[], [], systems[:1], systems[1:]])
+
+    return [
+        {"messages": [*begin(), *(turn for _ in range(source.randint(1, 5)) for turn in turns())]} for _ in range(count)
+    ]
 
 
 def rows_in(manifest_path: Path) -> dict[str, list[dict[str, np.ndarray]]]:
@@ -101,6 +108,7 @@ def packed(folder: Path, records: list[dict[str, Any]], **given: Any) -> tuple[P
     st.integers(0, 1000),
     st.fixed_dictionaries(
         {
+            "share": st.sampled_from(["conversation", "all"]),
             "sequence_length": st.sampled_from([24, 48, 96, [48, 128]]),
             "overlong": st.sampled_from(["split", "drop", "truncate"]),
             "loss_weight": st.sampled_from(["none", "conversation"]),
@@ -113,11 +121,11 @@ def packed(folder: Path, records: list[dict[str, Any]], **given: Any) -> tuple[P
 )
 def test_trees_have_the_same_samples(seed: int, given: dict[str, Any]) -> None:
     records, given = records_of(12, seed), dict(given)
+    trees_of = given.pop("share")
     given["sources"] = [{"path": "chat.jsonl", "weight": given.pop("weight")}]
     with tempfile.TemporaryDirectory() as name:
         (apart, whole), (trees, parts) = (
-            packed(Path(name) / share, records, max_rejects=1.0, **given, share=share)
-            for share in ("none", "conversation")
+            packed(Path(name) / share, records, max_rejects=1.0, **given, share=share) for share in ("none", trees_of)
         )
         assert parts == whole
         before, after = (orjson.loads(path.read_bytes()) for path in (apart, trees))

@@ -36,9 +36,9 @@ def agent_records(count: int, seed: int = 0) -> list[dict[str, Any]]:
     def text() -> str:
         return " ".join(source.choices(WORDS, k=source.randint(1, 9)))
 
-    records = []
+    systems, records = [" ".join([text(), text()]) for _ in range(3)], []
     for _ in range(count):
-        messages = [{"role": "system", "content": text()}]
+        messages = [{"role": "system", "content": source.choice(systems)}]
         for _ in range(source.randint(1, 3)):
             messages.append({"role": "user", "content": text()})
             for _ in range(source.randint(1, 3)):
