@@ -2,8 +2,8 @@
 
     python bench/training/trees.py CONFIG.yaml [--passes N] [--hidden N]
 
-CONFIG.yaml is packed with `share: none` and `share: conversation`. A small Llama with random weights does forward and
-backward passes over all rows, on a CPU with `attention: sdpa`. The loss of all samples and the gradient must be equal.
+CONFIG.yaml is packed with each value of `share`. A small Llama with random weights does forward and backward passes
+over all rows, on a CPU with `attention: sdpa`. The loss of all samples and the gradient must be equal.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from packcorpus.tasks.work import Publish, run_all
 from packcorpus.train.model.trees import use_trees
 
 
+SHARES = ("none", "conversation", "all")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("config", type=Path)
@@ -33,11 +36,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as root:
-        rows = {share: packed(given.config, share, Path(root)) for share in ("none", "conversation")}
+        rows = {share: packed(given.config, share, Path(root)) for share in SHARES}
         vocabulary = int(max(row["input_ids"].max() for row in rows["none"])) + 1
         config = LlamaConfig(
             vocab_size=vocabulary, hidden_size=given.hidden, intermediate_size=4 * given.hidden, num_hidden_layers=3,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1 << 16,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1 << 16, use_cache=False,
         )  # fmt: skip
         model = LlamaForCausalLM(config)
         use_trees(model)
@@ -48,8 +51,9 @@ def main() -> None:
                 results[share] = loss, _ = passed(model, own)
                 seconds = time.perf_counter() - start
                 print(f"pass {number}, share: {share}: {len(own)} rows, {seconds:.1f} s, loss {loss:.4f}", flush=True)
-    one, other = (gradient for _, gradient in results.values())
-    print(f"relative difference of the gradients: {float((one - other).norm() / one.norm()):.1e}")
+    usual, *others = (gradient for _, gradient in results.values())
+    for gradient in others:
+        print(f"relative difference of the gradients: {float((gradient - usual).norm() / usual.norm()):.1e}")
 
 
 def packed(config: Path, share: str, root: Path) -> list[dict[str, torch.Tensor]]:
@@ -72,7 +76,7 @@ def passed(model: Any, rows: list[dict[str, torch.Tensor]]) -> tuple[float, torc
         logits = model.lm_head(hidden[chosen])
         loss = torch.nn.functional.cross_entropy(logits, labels[chosen], reduction="sum")
         loss.backward()
-        total += float(loss)
+        total += loss.item()
     return total, torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
 
 
