@@ -45,22 +45,23 @@ def with_trees(pieces: Pieces, tokens: TokenColumns, config: Config) -> Pieces:
 
 
 def join(pieces: Pieces, tokens: TokenColumns, room: int) -> Pieces:
-    """Put pieces that begin alike in trees of at most `room` tokens.
+    """Put pieces that begin alike in trees of at most `room` tokens, in the order of their first pieces.
 
-    Trees are in the order of their first pieces. In a dry run, a repetition stands for another sample of which nothing
-    is known, so it shares as much as the sample that it repeats.
+    In a dry run, a sample may stand for several, of which nothing else is known. Then the trees of the samples are
+    repeated.
     """
     once, rows = tokens.distinct()
-    samples, is_repetition = pieces.conversations(slice(None)), np.zeros(len(pieces), np.bool_)
+    samples, known = pieces.conversations(slice(None)), np.ones(len(pieces), np.bool_)
     if rows is not None:
         samples = rows[samples]
-        _, firsts, number = np.unique(samples, return_index=True, return_inverse=True)
-        is_repetition = firsts[number] != np.arange(len(pieces))
+        if len(rows) > once.edges[-1]:
+            known[:] = False
+            known[np.unique(samples, return_index=True)[1]] = True
     prompts, lengths, is_whole, held_out = prompts_of(once), once.column("length"), pieces.is_whole(), pieces.held_out()
     shared, after = np.zeros(len(pieces), np.int32), np.full(len(pieces), -1)
     least = np.bincount(held_out[~is_whole], pieces.lengths()[~is_whole], minlength=2).astype(np.int64)
     for side in (0, 1):
-        chosen = np.flatnonzero(is_whole & ~is_repetition & (held_out == side))
+        chosen = np.flatnonzero(known & is_whole & (held_out == side))
         distinct, number_of = np.unique(samples[chosen], return_inverse=True)
         order, common = sort_samples(once, distinct, lengths[distinct])
         # The copies of a sample follow it.
@@ -74,9 +75,28 @@ def join(pieces: Pieces, tokens: TokenColumns, room: int) -> Pieces:
         following = np.array(trees.after, np.int64)
         after[chosen] = np.where(following < 0, -1, chosen[following])
         least[side] += trees.least
-    if rows is not None:
-        return replace(pieces, shared=shared[firsts[number]])
-    return replace(pieces, shared=shared, order=_in_order(after), least=least)
+    pieces = replace(pieces, shared=shared, order=_in_order(after), least=least)
+    return pieces if known.all() else _repeated(pieces, samples, known)
+
+
+def _repeated(pieces: Pieces, samples: np.ndarray, known: np.ndarray) -> Pieces:
+    """Repeat the trees of known pieces for all pieces of the same samples."""
+    assert pieces.shared is not None
+    assert pieces.order is not None
+    order = pieces.order[known[pieces.order]]
+    place_of, shared_of, tree_of = (np.zeros(int(samples.max()) + 1, np.int32) for _ in range(3))
+    place_of[samples[order]] = np.arange(len(order))
+    shared_of[samples[order]] = pieces.shared[order]
+    tree_of[samples[order]] = np.cumsum(pieces.shared[order] == 0)
+    by_sample = np.argsort(samples, kind="stable")
+    repetition = np.empty(len(samples), np.int64)
+    repetition[by_sample] = np.arange(len(samples)) - np.searchsorted(samples[by_sample], samples[by_sample])
+    order = as_int32(np.lexsort((place_of[samples], repetition)), "pieces")
+    trees = np.column_stack([tree_of[samples], repetition])[order]
+    continues = np.append(False, (trees[1:] == trees[:-1]).all(axis=1))
+    shared = np.zeros_like(pieces.shared)
+    shared[order] = shared_of[samples[order]] * (continues & pieces.is_whole()[order])
+    return replace(pieces, shared=shared, order=order, least=None)
 
 
 def _in_order(after: np.ndarray) -> np.ndarray:
