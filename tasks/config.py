@@ -623,6 +623,11 @@ class Config(BaseModel):
         return Path(self.tokenizer).name
 
     @property
+    def can_share(self) -> bool:
+        """Return whether rows can be trees."""
+        return self.packing and self.padding == "row" and self.align == 1
+
+    @property
     def rows(self) -> RowLayout:
         """Return the layout of rows."""
         mix = self.mix if len(self.row_lengths) > 1 else None

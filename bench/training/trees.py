@@ -24,7 +24,6 @@ from packcorpus.tasks.recipe import recipe_of
 from packcorpus.tasks.work import Publish, run_all
 from packcorpus.train.model.trees import use_trees
 
-
 SHARES = ("none", "conversation", "all")
 
 

@@ -40,6 +40,7 @@ from packcorpus.tasks.dry_run.prediction import Prediction, Rejected
 from packcorpus.tasks.dry_run.sample import count_unused_keys
 from packcorpus.tasks.encoders.tokenizer_files import TokenizerFiles, open_encoder
 from packcorpus.tasks.inspection.sources import guess_columns_of
+from packcorpus.tasks.packing.ledger import SAVES
 from packcorpus.tasks.readers.containers import container_by_extension
 from packcorpus.tasks.recipe import Recipe
 from packcorpus.tasks.sources.locate import find_paths
@@ -58,6 +59,7 @@ DEFAULTS = {name: Config.model_fields[name].default for name in ("max_rejects", 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
 
 FITTING = 0.99  # share of the conversations that the rows fit, if the model can read as much
+SHARES = {"share: conversation", "share: all"}  # of which one may be proposed
 FULL, GAIN = 80.0, 5.0  # percent; rows that are less full are doubled, if that gains as much
 STEP = 1024  # lengths of rows are multiples, and so is the shortest
 
@@ -389,11 +391,15 @@ def _decide(draft: Draft, usable: Sequence[Entry], tokenizer: str, where: str) -
         )
     draft.choices += _cut_off(found)
     way = found.ledger.samples and found.ledger.samples.ways_out.get("share: conversation")
+    tokens, left = found.ledger.tokens, {"share: conversation": 1.0, "share: all": 1.0}  # parts of all tokens
     if way and way.tokens is not None:
-        less = 100 * (1 - way.tokens / max(1, found.ledger.tokens.encoded))
-        draft.notes["share"] = (
-            f"{less:.0f} % fewer tokens: what the samples of a conversation begin with is stored once"
-        )
+        left["share: conversation"] = way.tokens / max(1, tokens.encoded)
+    if found.share_all_tokens is not None:
+        left["share: all"] = found.share_all_tokens / max(1, tokens.packed)
+    setting = "share: all" if left["share: all"] < left["share: conversation"] - SAVES else "share: conversation"
+    if left[setting] < 1:
+        fewer = f"{100 * (1 - left[setting]):.0f} % fewer tokens"
+        draft.notes[setting] = f"{fewer}: what samples begin with is stored once"
 
 
 def _choose_length(found: Prediction, files: TokenizerFiles | None) -> tuple[int, str]:
@@ -539,8 +545,8 @@ def _short_lines(draft: Draft) -> Iterator[str]:
     for name in ("tokenizer", "template", "sequence_length"):
         line = f"{name}: {_yaml(draft.values[name])}" if name in draft.values else f"# {name}: Qwen/Qwen3-8B"
         yield from _commented(line, draft.notes[name])
-    if "share" in draft.notes:
-        yield from _commented("# share: conversation", draft.notes["share"])
+    for name in draft.notes.keys() & SHARES:
+        yield from _commented(f"# {name}", draft.notes[name])
 
 
 def _commented(line: str, comment: str, indent: str = "") -> list[str]:

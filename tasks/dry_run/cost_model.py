@@ -73,7 +73,7 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     elif config.padding == "none":
         shards = (tokens.packed + tokens.padding) * LIST_BYTES
     else:
-        shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
+        shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none") + 4 * config.rows.is_shared)
     listed = pieces + sum(ledger.conversations.dropped.values())
     of_index, of_plan = INDEX_BYTES + 4 * config.splits_at_turns, PLAN_BYTES + 4 * config.splits_at_turns
     disk = {

@@ -35,7 +35,7 @@ from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.inspection.rows import spans_of
 from packcorpus.tasks.packing import bin_packing, several_lengths
 from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
-from packcorpus.tasks.packing.column_generation import rows_of
+from packcorpus.tasks.packing.column_generation import MOST_WORK, rows_of
 from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from packcorpus.tasks.packing.trees import Units
@@ -49,6 +49,7 @@ from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
 from packcorpus.tasks.tokenization.tokenize_part import APART, AS_RENDERED, LEFT_OUT, PRICE, REASONING, noticed_in
 
+WORK_OF_SAMPLES = MOST_WORK // 64  # a fifth of a second; the rows of a sample are an estimate
 COUNTED = (*APART, *LEFT_OUT, *PRICE, *REASONING, *AS_RENDERED)  # counts of receipts that a ledger sums up
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
@@ -76,7 +77,7 @@ def predict(
             counts = [sum(each.counts.get(name, 0) for each in sampled) for name in ("accepted", "without_key")]
             check_group_key(config, *counts)
         chosen = select(sampled, recipe, whole)
-        rows, squares = _rows(chosen)
+        rows, squares = _rows(chosen, MOST_WORK if whole else WORK_OF_SAMPLES)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         rejects = _rejects(chosen)
         ledger = _ledger(chosen, rejects, places, sum(rows.values()))
@@ -112,6 +113,7 @@ def predict(
         too_long=round(chosen.scale * np.count_nonzero(accepted.samples.most(is_too_long))),
         mixture=_mixture(chosen, config),
         held_out=_held_out(chosen),
+        share_all_tokens=_joined_tokens(chosen, ledger),
         rows=rows,
         packing_efficiency=min(100.0, round(full, 4)) if config.packing else None,
         **costs,
@@ -139,7 +141,7 @@ def predict(
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _rows(chosen: Selection) -> tuple[dict[str, int], np.ndarray]:
+def _rows(chosen: Selection, work: int) -> tuple[dict[str, int], np.ndarray]:
     rows: dict[str, int] = {}
     config, units = chosen.recipe.config, Units.of(chosen.pieces)
     squares = np.zeros(0, np.int64)
@@ -148,15 +150,16 @@ def _rows(chosen: Selection) -> tuple[dict[str, int], np.ndarray]:
         counts = [rows[name] for name in config.rows.splits("train")] if kind not in SPLITS else []
         if kind in SPLITS:
             own = units.lengths[units.held_out == (kind == "validation")]
-            counts, of_rows = _packed_rows(own, chosen.scale, config)
+            counts, of_rows = _packed_rows(own, chosen.scale, config, work)
             squares = of_rows if kind == "train" else squares
         rows |= zip(config.rows.splits(kind), counts, strict=True)
     return rows, squares
 
 
-def _packed_rows(lengths: np.ndarray, scale: float, config: Config) -> tuple[list[int], np.ndarray]:
+def _packed_rows(lengths: np.ndarray, scale: float, config: Config, work: int) -> tuple[list[int], np.ndarray]:
     """Return the number of rows of each length, and Σn² of rows.
 
+    `work` limits the search for the fewest rows of one length.
     There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, it is that of evenly
     spaced rows.
     """
@@ -169,7 +172,7 @@ def _packed_rows(lengths: np.ndarray, scale: float, config: Config) -> tuple[lis
         return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
         return [rows_of(rows) for rows in several_lengths.solve(counts, config.row_lengths).rows], nothing
-    rows, _ = bin_packing.solve(counts, config.rows.capacity)
+    rows, _ = bin_packing.solve(counts, config.rows.capacity, work)
     count = rows_of(rows)
     if config.padding == "none":
         return [count], nothing
@@ -200,6 +203,14 @@ def scaled_by(values: Any, scale: float) -> Any:
         return {name: scaled_by(value, scale) for name, value in values.items()}
     is_count = isinstance(values, int) and not isinstance(values, bool)
     return round(values * scale) if is_count else values
+
+
+def _joined_tokens(chosen: Selection, ledger: Ledger) -> int | None:
+    """Return the packed tokens if samples of all conversations shared tokens."""
+    if chosen.joined is chosen.pieces:
+        return None
+    now, joined = (int(pieces.lengths().sum(dtype=np.int64)) for pieces in (chosen.pieces, chosen.joined))
+    return round(ledger.tokens.packed * joined / max(now, 1))
 
 
 def _receipts(chosen: Selection) -> list[dict[str, Any]]:

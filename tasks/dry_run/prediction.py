@@ -114,6 +114,7 @@ class Prediction:
     too_long: int  # conversations that the overlong policy decides about
     mixture: list[MixtureFacts]
     held_out: HeldOutFacts | None  # None if nothing is held out; prompts are compared within the sample
+    share_all_tokens: int | None  # packed tokens with `share: all`; None if it is set, or cannot be
     rows: dict[str, int]
     packing_efficiency: float | None
     bytes_on_disk: dict[str, int]  # by kind of file

@@ -30,7 +30,7 @@ from packcorpus.tasks.packing.ledger import Account, take_account
 from packcorpus.tasks.packing.mixture import mix
 from packcorpus.tasks.packing.pieces import Pieces
 from packcorpus.tasks.packing.plan import select_pieces
-from packcorpus.tasks.packing.trees import with_trees
+from packcorpus.tasks.packing.trees import join, with_trees
 from packcorpus.tasks.readers.containers import container_named
 from packcorpus.tasks.readers.tables import wanted
 from packcorpus.tasks.recipe import Recipe
@@ -231,6 +231,7 @@ class Selection:
     times: list[np.ndarray]  # int64[records] for each file
     scale: float  # the number of conversations that each of `repeated` stands for
     pieces: Pieces
+    joined: Pieces  # the same with `share: all`, if rows can be trees
     reason: np.ndarray  # uint8, Accepted.reason before the mixture
     account: Account
     held_out: dict[str, Any] | None  # as in the manifest
@@ -290,6 +291,7 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
         sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
         only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
         pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
-    pieces = with_trees(pieces, repeated, config)
+    apart, pieces = pieces, with_trees(pieces, repeated, config)
+    joined = join(apart, repeated, config.sequence_length) if config.can_share and config.share != "all" else pieces
     account, held_out = take_account(pieces, repeated, recipe), count_leaks(pieces, repeated, whole)
-    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, held_out, empty)
+    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, joined, reason, account, held_out, empty)

@@ -14,11 +14,13 @@ from packcorpus.tasks.corpus.summary import (
     explain_limits,
     explain_overlong,
     held_out_notes,
+    percent,
 )
 from packcorpus.tasks.dry_run.expected_mixture import explain_mixture, sizes_of
 from packcorpus.tasks.dry_run.prediction import Prediction, Steps
 from packcorpus.tasks.dry_run.sample import Selection
 from packcorpus.tasks.encoders.encoder import Encoder, is_blank
+from packcorpus.tasks.packing.ledger import SAVES
 from packcorpus.tasks.packing.mixture import is_mixed
 from packcorpus.tasks.packing.pieces import MOST_CONVERSATIONS
 from packcorpus.tasks.packing.rejects import suggest_settings
@@ -130,6 +132,12 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
             "turns: auto: the template writes earlier turns differently once another turn follows, so conversations "
             f'have several samples; {100 * repeated:.0f} % of all tokens are repeated. "To pay less" above lists the '
             "settings that avoid it"
+        )
+    if found.share_all_tokens is not None and found.share_all_tokens < (1 - SAVES) * tokens.packed:
+        yield (
+            f"share: all stores {found.about(found.share_all_tokens)} tokens instead of {tokens.packed:,} "
+            f"({percent(tokens.packed - found.share_all_tokens, tokens.packed)} less): once what samples of all "
+            "conversations begin with, such as their system prompt and tools"
         )
     empty = found.noticed["empty_prompts"]
     if isinstance(empty, int) and empty > MOST_EMPTY_PROMPTS * found.looked_at:

@@ -412,8 +412,7 @@ def ways_out(
         return found
     if config.turns == "apart":
         found["turns: auto"] = {}
-    can_share = config.packing and config.padding == "row" and config.align == 1 and not config.rows.is_shared
-    if can_share and shared > SAVES * encoded:
+    if config.can_share and config.share == "none" and shared > SAVES * encoded:
         add("share: conversation", 0, PRICE[5])
     if long_rounds and before_round and config.train_on == "assistant":
         add("train_on: rounds", before_round, PRICE[3])

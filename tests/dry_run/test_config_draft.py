@@ -608,19 +608,21 @@ def test_trees_are_proposed_where_they_save_much(here: Path) -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
     )
     answer = {"role": "assistant", "content": "9", "reasoning_content": "and"}
-    for asked, is_proposed in (("the train leaves at 9 and takes 40 minutes", True), ("the", False)):
-        turns = [{"role": "user", "content": asked}, answer]
-        more = [{"role": "user", "content": "so"}, answer] * is_proposed
-        write(here / "a.jsonl", [{"messages": [*turns, *more]}] * 30)
+    long = "the train leaves at 9 and takes 40 minutes"
+    for system, asked, answers, proposed in (("", long, 2, "conversation"), (long, "so", 1, "all"), ("", "the", 1, "")):
+        turns = [{"role": "user", "content": asked}, answer, {"role": "user", "content": "so"}, answer][: 2 * answers]
+        begin = [{"role": "system", "content": f"{system} {system} {system}"}] * bool(system)
+        asks = [{"role": "user", "content": f"{number:04} {asked}"} for number in range(30)]
+        write(here / "a.jsonl", [{"messages": [*begin, ask, *turns[1:]]} for ask in asks])
         _, config, text = draft(here, "a.jsonl", tokenizer="tiny.model", template="last.jinja")
-        assert ("# share: conversation" in text) == is_proposed
+        assert re.findall(r"# share: (\w+)", text) == [proposed] * bool(proposed)
         assert config.share == "none"
-        if is_proposed:
-            share = re.search(r"# share: conversation  # (\d+) % fewer tokens", text)
+        if proposed:
+            share = re.search(rf"# share: {proposed}  # (\d+) % fewer tokens", text)
             assert share
-            text = text.replace("# share: conversation", "share: conversation")
+            text = text.replace(f"# share: {proposed}", f"share: {proposed}")
             (here / "corpus.yaml").write_text(text)
             recipe = resolve(here / "corpus.yaml", here)
             run_all(Plan(recipe))
             tokens = json.loads((recipe.plan_folder / "plan.json").read_bytes())["ledger"]["tokens"]
-            assert abs(100 * tokens["shared"] / tokens["encoded"] - int(share[1])) <= 1
+            assert abs(100 * tokens["shared"] / (tokens["packed"] + tokens["shared"]) - int(share[1])) <= 2

@@ -58,6 +58,9 @@ def mixture(first: float, second: float, limit: int | None = None) -> list[dict[
 # -- everything is read -----------------------------------------------------------------------------------------------
 
 
+SYSTEM = "the train leaves at 9 and takes 40 minutes, so it is there in the afternoon of the same day"
+
+
 @pytest.fixture(scope="module")
 def files() -> tuple[list[Any], str]:
     """Return the records of one source, and the lines of another with duplicates."""
@@ -87,6 +90,7 @@ def files() -> tuple[list[Any], str]:
         {"sources": mixture(1, 3, limit=50), "weighting": "token_share", "validation": 0.2, "duplicates": "exact"},
         {"sources": mixture(2, 3), "packing": False, "validation": 0.1, "duplicates": "exact", "min_tokens": 20},
         {"sources": mixture(1.5, 2), "epochs": 2, "validation": 1e-9, "overlong": "drop", "sequence_length": 48},
+        {"share": "all", "sources": mixture(2.5, 0.4), "epochs": 2, "validation": 0.2, "default_system": SYSTEM},
     ],
     ids=str,
 )
@@ -105,6 +109,22 @@ def test_figures_are_exact_if_everything_is_read(
     # Arrow adds a schema to each file and a header to every batch, which the estimate does not include.
     assert found.bytes_on_disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
     assert found.bytes_on_disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
+
+
+def test_trees_of_a_sample_stand_for_those_of_all_data(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(3000), share="all", default_system=SYSTEM, sequence_length=512)
+    whole, part = predicted(config), predicted(config, budget=60_000)
+    assert (whole.whole, part.whole) == (True, False)
+    assert part.ledger.tokens.shared is not None
+    # The more conversations there are, the longer are the beginnings that some have in common.
+    assert whole.ledger.tokens.shared is not None
+    assert 0.5 * whole.ledger.tokens.shared < part.ledger.tokens.shared < whole.ledger.tokens.shared
+    assert part.rows["train"] == pytest.approx(whole.rows["train"], rel=0.2)
+    config = write_project(tmp_path, conversations(3000), default_system=SYSTEM, sequence_length=512)
+    apart = predicted(config)
+    assert apart.share_all_tokens == whole.ledger.tokens.packed
+    assert any(text.startswith(f"share: all stores {whole.ledger.tokens.packed:,} tokens") for text in apart.warnings)
+    assert whole.share_all_tokens is None
 
 
 def test_small_parts_cost_little_time_and_save_no_memory(tmp_path: Path) -> None:
