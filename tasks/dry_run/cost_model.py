@@ -75,7 +75,8 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     else:
         shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none") + 4 * config.rows.is_shared)
     listed = pieces + sum(ledger.conversations.dropped.values())
-    of_index, of_plan = INDEX_BYTES + 4 * config.splits_at_turns, PLAN_BYTES + 4 * config.splits_at_turns
+    further = 4 * config.splits_at_turns + 4 * config.rows.is_shared
+    of_index, of_plan = INDEX_BYTES + further, PLAN_BYTES + further
     disk = {
         "shards": shards,
         "index": listed * of_index,

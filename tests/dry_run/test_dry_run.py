@@ -119,7 +119,7 @@ def test_trees_of_a_sample_stand_for_those_of_all_data(tmp_path: Path) -> None:
     # The more conversations there are, the longer are the beginnings that some have in common.
     assert whole.ledger.tokens.shared is not None
     assert 0.5 * whole.ledger.tokens.shared < part.ledger.tokens.shared < whole.ledger.tokens.shared
-    assert part.rows["train"] == pytest.approx(whole.rows["train"], rel=0.2)
+    assert part.rows["train"] == pytest.approx(whole.rows["train"], rel=0.3)
     config = write_project(tmp_path, conversations(3000), default_system=SYSTEM, sequence_length=512)
     apart = predicted(config)
     assert apart.share_all_tokens == whole.ledger.tokens.packed
