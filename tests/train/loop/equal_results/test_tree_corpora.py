@@ -39,7 +39,7 @@ def records() -> list[dict[str, Any]]:
 
     found = []
     for number in range(40):
-        messages: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "so it is " * (8 + 8 * (number % 2))}]
         for _ in range(source.randint(1, 5)):
             messages.append({"role": "user", "content": words(9)})
             messages.append({"role": "assistant", "content": words(9), "reasoning_content": words(6)})
@@ -70,8 +70,10 @@ def of_all_rows(manifest: Path) -> tuple[float, Gradients, int]:
 
 
 def test_trees_of_a_corpus_train_like_its_samples(tmp_path: Path) -> None:
-    apart, trees = (of_all_rows(pack(tmp_path / share, share)) for share in ("none", "conversation"))
-    assert trees[0] == pytest.approx(apart[0], rel=1e-5)
-    assert error(trees[1], apart[1]) < 1e-5
+    apart, trees, joined = (of_all_rows(pack(tmp_path / share, share)) for share in ("none", "conversation", "all"))
+    assert torch.tensor(apart[0]).isfinite()
+    for loss, gradients, _ in (trees, joined):
+        assert loss == pytest.approx(apart[0], rel=1e-5)
+        assert error(gradients, apart[1]) < 1e-5
     assert trees[2] < 0.7 * apart[2]
-    assert torch.tensor(trees[0]).isfinite()
+    assert joined[2] < 0.9 * trees[2]
