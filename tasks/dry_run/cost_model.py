@@ -50,6 +50,8 @@ TABLE_MEMORY = 50e6  # for the pages and rows of a table whose row groups are la
 
 # Near-duplicates (bench/clean.py): seconds per token, and memory, of which each conversation takes a part.
 NEAR_TOKEN, NEAR_BASE, NEAR_MEMORY = 0.12e-6, 100e6, 160
+# Trees across conversations (bench/packing/trees.py --plan): seconds per token, and memory per sample.
+TREE_TOKEN, TREE_MEMORY = 0.05e-6, 800
 
 
 def plan_seconds(pieces: float, tokens: float, epochs: int = 1) -> float:
@@ -92,6 +94,7 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     )
     finds_near = config.duplicates == "near"
     plan_memory = PLAN_MEMORY * planned + finds_near * (NEAR_BASE + NEAR_MEMORY * conversations)
+    plan_memory += (config.share == "all") * TREE_MEMORY * pieces / config.epochs
     memory = BASE_MEMORY + max(of_worker, of_run + plan_memory)
     unpacked = [container_named(file.container).copied_bytes(file, config.part_size) for file in recipe.files]
     disk |= {"unpacked": sum(unpacked)} if any(unpacked) else {}
@@ -103,7 +106,7 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     size = sum(file.bytes for file in recipe.files)
     parts = max(len(recipe.files), (size + sum(unpacked)) // config.part_size)
     plan = TASK + plan_seconds(max(conversations, pieces), tokens.encoded, config.epochs)
-    plan += finds_near * NEAR_TOKEN * tokens.encoded
+    plan += (finds_near * NEAR_TOKEN + (config.share == "all") * TREE_TOKEN) * tokens.encoded
     steps = STEP * (parts + sum(recipe.shards.values()))
     # To be cut, a text is unpacked while it is hashed.
     cutting = sum(each for file, each in zip(recipe.files, unpacking, strict=True) if file.compression)

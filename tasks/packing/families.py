@@ -9,7 +9,7 @@ into as few trees as best-fit-decreasing needs, each of which stores the tokens 
 A sample shares only tokens before the first one that it trains on. So the first sample of a tree is the one that trains
 on the earliest token, and the others lose nothing.
 
-Only what is compared is in memory: READ tokens, and 60 bytes per sample.
+Memory: READ tokens that are compared at a time, and at most 800 bytes per sample (bench/packing/trees.py --plan).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def sort_samples(tokens: TokenColumns, samples: np.ndarray, lengths: np.ndarray)
     """
     order, common = np.arange(len(samples)), np.zeros(len(samples), np.int64)
     is_open = np.arange(len(samples)) > 0  # whether a sample is like the one before as far as they were compared
-    depth = 0
+    depth, longest = 0, int(lengths.max(initial=0))
     while is_open.any():
         places = np.flatnonzero(is_open | np.append(is_open[1:], False))
-        size = max(READ // len(places), STEP)
+        size = min(max(READ // len(places), STEP), longest + 1 - depth)
         block = tokens.block(samples[order[places]], depth, size)
         begins = ~is_open[places]
         group = np.cumsum(begins)

@@ -14,7 +14,8 @@ Packing decisions depend only on lengths. All files are written to one folder, t
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
 conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/packing/planning.py). To find
-near prompts of held-out conversations takes 100 bytes for each different prompt.
+near prompts of held-out conversations takes 100 bytes for each different prompt, and trees across conversations 800 for
+each sample.
 """
 
 from __future__ import annotations

@@ -188,7 +188,10 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     shared                          tokens that trees do not store again, without copies
     reason                          why it was dropped, an index into ALL_DROP_REASONS; -1 if it is packed
     """
-    entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
+    # Copies of a sample begin at one token, but share more or less with their trees. They stay in the order of the index.
+    begin = entries["first"] - entries["shared"]
+    order = np.lexsort([begin, *(entries[name] for name in ("turn", "record", "source"))])
+    entries, begin = entries[order], begin[order]
     source, record, turn, first, split = (entries[name] for name in ("source", "record", "turn", "first", "split"))
     length, trained, separator = (entries[name] for name in ("length", "trained", "separator"))
     shared, whole = entries["shared"], length + entries["shared"]
@@ -199,7 +202,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
 
     begins = changed(source) | changed(record)
     of_sample = begins | changed(turn)
-    once = of_sample | changed(first)
+    once = of_sample | changed(begin)
     heads = np.flatnonzero(of_sample if by_sample else begins)
 
     def total(values: np.ndarray) -> np.ndarray:

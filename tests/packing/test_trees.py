@@ -109,7 +109,7 @@ def packed(folder: Path, records: list[dict[str, Any]], **given: Any) -> tuple[P
     st.fixed_dictionaries(
         {
             "share": st.sampled_from(["conversation", "all"]),
-            "sequence_length": st.sampled_from([24, 48, 96, [48, 128]]),
+            "sequence_length": st.sampled_from([40, 64, 96, [48, 128]]),
             "overlong": st.sampled_from(["split", "drop", "truncate"]),
             "loss_weight": st.sampled_from(["none", "conversation"]),
             "validation": st.sampled_from([0.0, 0.3]),
