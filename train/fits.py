@@ -85,7 +85,7 @@ def fits_of(name: str, settings: TrainingConfig, corpus: Corpus | None) -> Fits:
     if corpus and corpus.manifest:
         ledger = corpus.manifest.ledger
         trained = ledger.tokens.trained / max(1, ledger.tokens.packed)
-    fastest = "sdpa" if corpus and corpus.layout.is_shared else "varlen"  # trees need a mask
+    fastest = "sdpa" if corpus and corpus.layout.is_shared else "varlen"  # a mask may be the fastest for trees
     wanted = fastest if settings.attention == "auto" else settings.attention
     backend = backend_to_load(config, wanted if wanted in ("sdpa", "eager") else "auto")[0]
     attention = wanted if backend == "sdpa" or wanted == "eager" else backend

@@ -63,7 +63,7 @@ def packed(config: Path, turns: str, share: str) -> str:
 
 
 def plan(samples: int) -> str:
-    """Return the seconds and memory to join samples of `samples / 5` conversations about four products."""
+    """Return the time to join samples of conversations about four products."""
     random = np.random.default_rng(0)
     products = random.integers(0, 32_000, (4, 500), np.int32)
     of_part = np.array_split(np.arange(samples // 5), max(1, samples // 20_000))
@@ -95,7 +95,10 @@ def plan(samples: int) -> str:
 
 
 def write_tokens(file: Path, conversations: int, products: np.ndarray, random: np.random.Generator) -> None:
-    """Write conversations of five samples; each trains on 100 tokens, of which the next sample repeats 50."""
+    """Write conversations of five samples.
+
+    Each trains on 100 tokens, of which the next sample repeats 50.
+    """
     system, texts = (
         random.integers(0, len(products), conversations),
         random.integers(0, 32_000, (conversations, 1000), np.int32),

@@ -30,7 +30,7 @@ STEP = 32
 
 
 def prompts_of(tokens: TokenColumns) -> np.ndarray:
-    """Return the tokens before the first one that each sample trains on: int32[samples]."""
+    """Return the tokens before the first trained one: int32[samples]."""
     prompts = np.empty(tokens.edges[-1], np.int32)
     for first, offsets, values in tokens.contents():
         trained = np.append(np.flatnonzero(values >= 0), len(values))
@@ -40,10 +40,11 @@ def prompts_of(tokens: TokenColumns) -> np.ndarray:
 
 
 def sort_samples(tokens: TokenColumns, samples: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of samples in the order of their tokens, and what each begins with like the one before.
+    """Return samples in the order of their tokens, and how far neighbors are alike.
 
-    `samples` are numbers of token files, and `lengths` are their tokens. Both results are int64[samples]. A sample
-    precedes those that continue it, and equal samples stay in their order.
+    `samples` are numbers of token files, and `lengths` are their tokens. The results are int64[samples]: the place in
+    `samples` of each, and the tokens that it begins with like the one before. A sample precedes those that continue it,
+    and equal samples stay in their order.
     """
     order, common = np.arange(len(samples)), np.zeros(len(samples), np.int64)
     is_open = np.arange(len(samples)) > 0  # whether a sample is like the one before as far as they were compared
@@ -99,7 +100,7 @@ class Joined:
     least: int = 0  # tokens that any trees store
 
     def join(self, parts: list[Part], depth: int, room: int) -> list[Part]:
-        """Join trees with `depth` tokens in common into as few as possible of at most `room` tokens."""
+        """Join trees with `depth` tokens in common into few of at most `room` tokens."""
         # A tree gains what it does not share with the first part; what the first part shares is there once.
         gains = [part.size - min(part.prompt, depth) + 1 for part in parts]
         capacity = room - depth + 1

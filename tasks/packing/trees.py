@@ -45,10 +45,10 @@ def with_trees(pieces: Pieces, tokens: TokenColumns, config: Config) -> Pieces:
 
 
 def join(pieces: Pieces, tokens: TokenColumns, room: int) -> Pieces:
-    """Put pieces that begin alike in trees of at most `room` tokens, in the order of their first pieces.
+    """Put pieces that begin alike in trees of at most `room` tokens.
 
-    In a dry run, a sample may stand for several, of which nothing else is known. Then the trees of the samples are
-    repeated.
+    Trees are in the order of their first pieces. In a dry run, a sample may stand for several, of which nothing else is
+    known. Then the trees of the samples are repeated.
     """
     once, rows = tokens.distinct()
     samples, known = pieces.conversations(slice(None)), np.ones(len(pieces), np.bool_)
@@ -100,9 +100,9 @@ def _repeated(pieces: Pieces, samples: np.ndarray, known: np.ndarray) -> Pieces:
 
 
 def _in_order(after: np.ndarray) -> np.ndarray:
-    """Return the pieces tree by tree, in the order of the first piece of each: int32[pieces].
+    """Return the pieces tree by tree: int32[pieces].
 
-    `after` is the next piece of the tree of each piece, or -1.
+    Trees are in the order of their first pieces. `after` is the next piece of the tree of each piece, or -1.
     """
     is_first = np.ones(len(after), np.bool_)
     is_first[after[after >= 0]] = False

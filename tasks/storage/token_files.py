@@ -271,7 +271,7 @@ class TokenColumns:
         return offsets_of(np.concatenate(lengths)), np.concatenate(values)
 
     def block(self, conversations: np.ndarray, first: int, size: int) -> np.ndarray:
-        """Return the ids of some tokens of conversations, plus 1: int32[conversations, size].
+        """Return the ids of some tokens, plus 1: int32[conversations, size].
 
         These are `size` tokens from number `first` on; 0 is what a conversation does not have.
         """

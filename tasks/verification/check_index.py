@@ -188,7 +188,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     shared                          tokens that trees do not store again, without copies
     reason                          why it was dropped, an index into ALL_DROP_REASONS; -1 if it is packed
     """
-    # Copies of a sample begin at one token, but share more or less with their trees. They stay in the order of the index.
+    # Copies of a sample begin at one token, but may share more or less of it. They stay in the order of the index.
     begin = entries["first"] - entries["shared"]
     order = np.lexsort([begin, *(entries[name] for name in ("turn", "record", "source"))])
     entries, begin = entries[order], begin[order]

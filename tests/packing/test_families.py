@@ -1,4 +1,4 @@
-"""Samples that begin alike are found and joined, compared with plain Python and with all orders of few samples."""
+"""Samples that begin alike are joined as in plain Python, and as well as can be."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def cost(order: list[Values], begins: tuple[bool, ...], room: int) -> int | None
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(sample, min_size=1, max_size=5), st.integers(10, 20))
 def test_no_order_and_no_cuts_store_fewer_tokens(drawn: list[Values], room: int) -> None:
-    """Trees of any size are the best there are, and no trees store fewer tokens than the bound."""
+    """Trees of any size are the best, and none store fewer tokens than the bound."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "LEAST", 1)
         _, whole = joined(drawn, 1000)
@@ -142,7 +142,7 @@ def test_no_order_and_no_cuts_store_fewer_tokens(drawn: list[Values], room: int)
 
 
 def test_a_family_fills_trees_with_its_beginning_in_each() -> None:
-    """Four products of 100 tokens; 50 samples of each add 10 to 29, and 9 rows of 250 have room for 6 or more."""
+    """Four products begin with 100 tokens, and 50 samples of each add 10 to 29."""
     samples = [
         [~(3 + product), *[~9] * 99, *[~(10 + number)] * 2, *[7] * (8 + number % 20)]
         for product in range(4)

@@ -3,6 +3,7 @@
     rows of PackedDataset ─Collator(backend)─▶ input_ids, labels, position_ids      [B, L]
                                                + cu_seq_lens_q, cu_seq_lens_k       [n + 1] if the backend needs them
                                                + max_length_q, max_length_k         tokens of the longest segment
+                                               + key_places                         if tokens are shared
     backend ─use_attention(model, backend)─▶ the model uses it
 
 For sdpa, eager, and flex, transformers turns the restarting `position_ids` into a mask. This works at any batch size,
@@ -11,6 +12,11 @@ sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers find
 one row, so the Collator adds them. A segment is a conversation or the padding of a row.
 
 Rows without padding differ in length, so the Collator joins the rows of a batch into one row, [1, tokens].
+
+If rows store shared tokens once, a segment is a piece: a run of tokens whose positions grow by 1. varlen compares its
+queries with the keys of its path, which are gathered: those before it in its sample, and its own. All of a piece has
+the same path before it, because `end` is always the start of a piece. The kernel aligns queries and keys at their ends,
+so it counts windows along the path.
 
 `varlen` is torch's own kernel and needs no other package. Importing this module registers it with transformers.
 """
@@ -23,6 +29,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, default_data_collator
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
@@ -30,6 +37,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from packcorpus.tasks.core.errors import PartMissing
 from packcorpus.tasks.storage.schemas import END
+from packcorpus.train.data.paths import paths_of
 from packcorpus.train.model.checkpoint import classes_of, towers_of
 
 try:
@@ -189,6 +197,22 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     return bounds, int(bounds.diff().max())
 
 
+def along_paths(rows: Sequence[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the bounds of pieces and of their paths, and the places of these.
+
+    The bounds are int32[n + 1]: of the pieces in the batch as one sequence, and of the paths one after another. The
+    places, int64[tokens of the paths], are those in the batch as one sequence.
+    """
+    paths, first = list[np.ndarray](), 0
+    for row in rows:
+        columns = {name: np.asarray(row[name]) for name in ("input_ids", "position_ids", END)}
+        paths += [first + path.places for path in paths_of(columns)]
+        first += len(columns[END])
+    stops = torch.tensor([0, *(path[-1] + 1 for path in paths)], dtype=torch.int32)
+    bounds = torch.tensor([0, *map(len, paths)]).cumsum(0, dtype=torch.int32)
+    return stops, bounds, torch.from_numpy(np.concatenate(paths))
+
+
 @dataclass(frozen=True, slots=True)
 class Collator:
     """Join rows to a batch: `default_data_collator`, plus segment bounds if needed.
@@ -196,8 +220,9 @@ class Collator:
     `backend` is the attention of the model: sdpa, eager, flex, flash2, flash3, or varlen. The last three need the
     bounds of segments (`cu_seq_lens_q` and others). Rows of different lengths are joined into one row, in which
     restarting positions separate them. The bounds are valid only for the unchanged batch: accelerate keeps it if the
-    dataset has a length and every rank reads its own batches; torch's DataParallel would split it. Rows with shared
-    tokens need a backend with a mask, so the last three raise PartMissing.
+    dataset has a length and every rank reads its own batches; torch's DataParallel would split it. If rows store shared
+    tokens once, varlen needs the places of keys (`key_places`) instead of `end`, and flash2 and flash3 raise
+    PartMissing.
 
         collate = packcorpus.Collator("sdpa")
         batch = collate([rows[0], rows[1]])
@@ -207,23 +232,27 @@ class Collator:
     longest: int = 0  # tokens of a segment, or more; a constant, so that compiled layers fit every batch
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if END in rows[0] and self.backend in BY_SEGMENTS:
+        if END in rows[0] and self.backend in ("flash2", "flash3"):  # transformers gathers no keys for them
             raise PartMissing(
                 "no_attention",
-                f"attention `{self.backend}` has no mask, which rows with shared tokens need; use `attention: sdpa` or "
-                "`attention: flex`, or pack the corpus with `share: none`",
+                f"attention `{self.backend}` cannot follow the paths of rows with shared tokens; use `attention: "
+                "varlen`, `flex`, or `sdpa`, or pack the corpus with `share: none`",
             )
         if len({len(row["input_ids"]) for row in rows}) > 1:
             batch = {name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in rows[0]}
         else:
             batch = default_data_collator(list(rows))
         if self.backend in BY_SEGMENTS:
-            ids = batch["input_ids"]
-            # Rows without positions, if allowed, count as one conversation each.
-            bounds, longest = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
-            batch |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
-            longest = max(longest, self.longest)
-            batch |= {"max_length_q": longest, "max_length_k": longest}
+            if batch.pop(END, None) is not None:
+                of_queries, of_keys, batch["key_places"] = along_paths(rows)
+            else:
+                ids = batch["input_ids"]
+                # Rows without positions, if allowed, count as one conversation each.
+                of_queries, _ = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
+                of_keys = of_queries
+            for part, bounds in (("q", of_queries), ("k", of_keys)):
+                batch[f"cu_seq_lens_{part}"] = bounds
+                batch[f"max_length_{part}"] = max(int(bounds.diff().max()), self.longest)
         return batch
 
 
@@ -255,10 +284,11 @@ def varlen_forward(
     sliding_window: int | None = None,
     **inputs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute causal attention within the segments of a batch.
+    """Compute causal attention within the segments of a batch, or along paths.
 
     This is the interface of transformers: [B, H, L, D] → [B, L, H, D]. `key` and `value` may have fewer heads. `inputs`
-    contains the bounds from the Collator. Raises PartMissing if the model needs a feature that torch's kernel lacks.
+    contains the bounds from the Collator, and the places of keys if tokens are shared. Raises PartMissing if the model
+    needs a feature that torch's kernel lacks.
     """
     missing = [name for name in ("softcap", "s_aux", "position_bias") if inputs.get(name) is not None]
     missing += ["dropout"] * (dropout > 0) + ["attention_mask"] * (attention_mask is not None)
@@ -271,6 +301,8 @@ def varlen_forward(
     batch, heads, length, _ = query.shape
     # Under autocast, positions are rotated in fp32; the kernel computes in the precision of the values.
     flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1).to(value.dtype) for x in (query, key, value)]
+    if (places := inputs.get("key_places")) is not None:
+        flat[1:] = (x[places] for x in flat[1:])
     out = varlen_attn(
         *flat,
         *(inputs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")),

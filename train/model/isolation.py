@@ -244,8 +244,10 @@ def _replacements(rows: Sequence[dict[str, Any]]) -> tuple[int, list[Replacement
 
 def _differs(model: Any, batch: dict[str, Any], path: torch.Tensor, seed: int) -> float:
     """Return the relative difference of the states of a sample in its rows and alone."""
-    ids = batch["input_ids"].flatten()[path][None]
-    alone = {"input_ids": ids}  # as in use, the model counts positions itself, from 2 in some models
+    ids = batch["input_ids"].flatten()[path]
+    collate = Collator("varlen" if "cu_seq_lens_q" in batch else "sdpa")
+    # As in use, the model counts positions itself, from 2 in some models.
+    alone = batch_of([{"input_ids": ids}], range(1), collate, ids.device)
     row = _hidden(model, batch, seed).flatten(0, 1)[path].float()
     return float((row - _hidden(model, alone, seed)[0].float()).norm() / row.norm())
 

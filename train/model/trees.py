@@ -6,7 +6,8 @@
 
 transformers builds the masks of nearly all decoders in functions that are registered by backend: a tensor [B, 1, L, L]
 for sdpa and eager, a BlockMask for flex. Those functions are extended here, so a window is counted in positions of the
-path and every kind of layer gets its own mask. Without `end` in a batch, they do what they did.
+path and every kind of layer gets its own mask. Without `end` in a batch, they do what they did. varlen has no mask, and
+its Collator replaces `end` by places of keys.
 
     rows ─replacements─▶ what to replace for the proof of train.model.isolation, and what may move, and what must
 """

@@ -128,8 +128,11 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, left: int) -> torch.Tensor:
-    """Attend within one segment, [T, heads, D], `left` tokens back (-1: all)."""
-    back = torch.arange(len(q))[:, None] - torch.arange(len(k))[None, :]
+    """Attend within one segment, [T, heads, D], `left` tokens back (-1: all).
+
+    The last query is that of the last key.
+    """
+    back = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
     mask = (back >= 0) & ((left < 0) | (back <= left))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -144,12 +147,13 @@ def attend_segments(
     longest: Any,
     **how: Any,
 ) -> torch.Tensor:
-    """Check the call of a segment kernel, whose int32 bounds cover the batch."""
-    assert torch.equal(*bounds)
-    assert bounds[0].dtype == torch.int32
-    assert (bounds[0][0], bounds[0][-1]) == (0, len(q))
-    assert longest == (bounds[0].diff().max(),) * 2
-    return torch.cat([attend(q[a:b], k[a:b], v[a:b], **how) for a, b in pairwise(bounds[0].tolist())])
+    """Check the call of a segment kernel, whose int32 bounds cover queries and keys."""
+    for of, tokens, most in zip(bounds, (q, k), longest, strict=True):
+        assert of.dtype == torch.int32
+        assert (of[0], of[-1]) == (0, len(tokens))
+        assert most >= of.diff().max()
+    spans = zip(*(pairwise(of.tolist()) for of in bounds), strict=True)
+    return torch.cat([attend(q[a:b], k[c:d], v[c:d], **how) for (a, b), (c, d) in spans])
 
 
 def plain_varlen(*args: Any, **named: Any) -> torch.Tensor:
@@ -180,6 +184,7 @@ def plain_flash_varlen(
 ) -> torch.Tensor:
     """Replace `flash_attn_varlen_func` of the flash-attn package."""
     assert causal
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     longest = (max_seqlen_q, max_seqlen_k)
     how = {"scale": softmax_scale, "left": window_size[0]}
     return attend_segments(q, k, v, (cu_seqlens_q, cu_seqlens_k), longest, **how)

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from support.training.architectures import build
-from support.training.tiny_training import FAMILIES, LENGTH, force_attention, packed_rows, plain_kernels, tiny_model
+from support.training.tiny_training import (
+    FAMILIES,
+    LENGTH,
+    Row,
+    force_attention,
+    packed_rows,
+    plain_kernels,
+    tiny_model,
+)
+from support.training.tree_rows import tree_rows
 from transformers import default_data_collator
 
 from packcorpus.tasks.core.errors import PartMissing
@@ -210,9 +219,9 @@ def test_the_decoder_of_a_model_contains_its_embeddings_and_not_its_head(name: s
         assert decoder(ids)[0].shape == (1, 10, 64)
 
 
-def test_a_constant_bound_of_segments_is_never_too_small() -> None:
-    rows = packed_rows()[:2]
-    exact = Collator("varlen")(rows)["max_length_q"]
-    for bound, expected in ((exact + 7, exact + 7), (1, exact)):
-        batch = Collator("varlen", bound)(rows)
-        assert batch["max_length_q"] == batch["max_length_k"] == expected
+@pytest.mark.parametrize("rows", [packed_rows()[:2], tree_rows(2)])
+def test_a_constant_bound_of_segments_is_never_too_small(rows: list[Row]) -> None:
+    for name in ("max_length_q", "max_length_k"):
+        exact = Collator("varlen")(rows)[name]
+        for bound, expected in ((exact + 7, exact + 7), (1, exact)):
+            assert Collator("varlen", bound)(rows)[name] == expected

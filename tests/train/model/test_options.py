@@ -17,6 +17,7 @@ import torch
 from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import adapter, batch_of, load, save_base
 from support.training.tiny_training import gradients, largest_difference, packed_rows, tiny_model
+from support.training.tree_rows import lay_out, random_trees
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
@@ -318,11 +319,13 @@ def test_graph_breaks_are_counted(base: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not options.gave_up()
 
 
-def masked_varlen(q: Any, k: Any, v: Any, bounds: Any, _: Any, longest: int, __: int, **settings: Any) -> Any:
+def masked_varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, _: int, longest: int, **settings: Any) -> Any:
     """Compute what torch's kernel does, without a loop over the segments."""
-    places = torch.arange(len(q))
-    numbers = torch.bucketize(places, bounds[1:], right=True)
-    mask = (numbers[:, None] == numbers) & (places[:, None] >= places) & (places[:, None] - places < longest)
+    queries, keys = (
+        torch.bucketize(torch.arange(len(x)), bounds[1:], right=True) for x, bounds in ((q, of_q), (k, of_k))
+    )
+    back = (torch.arange(len(q)) + (of_k - of_q)[1:][queries])[:, None] - torch.arange(len(k))
+    mask = (queries[:, None] == keys) & (back >= 0) & (back < longest)
     heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
     out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True)
     return out[0].transpose(0, 1)
@@ -334,9 +337,19 @@ def of_segments(length: int, collator: Collator) -> dict[str, Any]:
     return collator([row | {"position_ids": torch.arange(len(row["input_ids"])) % length}])
 
 
-@pytest.mark.parametrize(("dynamic", "longest"), [(None, 64), (None, 0), (False, 64)])
+def of_trees(seed: int, collator: Collator) -> dict[str, Any]:
+    """Return a batch of one row of trees."""
+    row = lay_out(random_trees(seed))
+    del row["loss_weight"]
+    return collator([row])
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "longest", "of_rows"),
+    [(None, 64, of_segments), (None, 0, of_segments), (False, 64, of_segments), (None, 128, of_trees)],
+)
 def test_layers_that_torch_compiles_for_each_batch_are_not_used(
-    base: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, longest: int
+    base: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, longest: int, of_rows: Any
 ) -> None:
     """The kernels of a GPU get bounds of different lengths, and a number of tokens."""
     compile_with(monkeypatch, "eager", dynamic=dynamic)
@@ -345,9 +358,10 @@ def test_layers_that_torch_compiles_for_each_batch_are_not_used(
     monkeypatch.setattr(attention, "unavailable_reason", lambda *_: None)
     model = load(base, **QUICK)
     use_attention(model, "varlen")
-    batches = [of_segments(length, Collator("varlen", longest)) for length in (60, 40, 30, 24)]
+    batches = [of_rows(number, Collator("varlen", longest)) for number in (60, 40, 30, 23)]
     assert len({len(batch["cu_seq_lens_q"]) for batch in batches}) == 4
-    assert len({batch["max_length_q"] for batch in batches}) == (1 if longest else 4)
+    for name in ("max_length_q", "max_length_k"):
+        assert len({batch[name] for batch in batches}) == (1 if longest else 4)
     tried = try_compile(model, batches[:3], torch.float32, 1)
     if dynamic is None:
         assert tried.used, tried.note

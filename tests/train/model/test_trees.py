@@ -13,15 +13,27 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import load, save_base
 from support.training.tiny_runs import without_dropout
-from support.training.tiny_training import Row, force_attention, largest_difference, packed_rows, tiny_model
+from support.training.tiny_training import (
+    LENGTH,
+    Row,
+    force_attention,
+    largest_difference,
+    packed_rows,
+    plain_kernels,
+    tiny_model,
+)
 from support.training.tree_rows import Tree, alone, lay_out, random_trees, tree_rows
 from transformers import AutoModelForCausalLM
 
 from packcorpus.tasks.core.errors import DataError, PartMissing
-from packcorpus.train.model.attention import BACKENDS, BY_SEGMENTS, Collator, separate_by_positions
+from packcorpus.train.data.paths import paths_of
+from packcorpus.train.model import attention
+from packcorpus.train.model.attention import BACKENDS, Collator, separate_by_positions
 from packcorpus.train.model.isolation import check_isolation, choose_rows, fastest, require_isolation
 from packcorpus.train.model.options import comparable
 from packcorpus.train.model.token_loss import fuse_loss, weigh_loss
@@ -29,6 +41,7 @@ from packcorpus.train.model.trees import TreesOfRows, use_trees
 
 Gradients = dict[str, torch.Tensor]
 Batch = dict[str, Any]
+Change = Callable[[list[Row], str], Batch]  # makes a batch for a backend that is not exact
 
 SAMPLES: list[list[Tree]] = [random_trees(11), random_trees(12)]  # of two rows
 ROWS = [lay_out(trees) for trees in SAMPLES]
@@ -100,11 +113,14 @@ def test_loss_and_gradient_are_those_of_the_samples_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mixtral"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_both_masks_are_exact_with_checkpointing_and_the_fused_loss(name: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "varlen"])
+def test_all_backends_are_exact_with_checkpointing_and_the_fused_loss(
+    monkeypatch: pytest.MonkeyPatch, name: str, backend: str
+) -> None:
+    plain_kernels(monkeypatch)
     model = architecture(name)
-    model.set_attn_implementation(backend)
     expected = of_samples(model)
+    force_attention(model, backend)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     use_trees(model)
     fuse_loss(model)
@@ -139,57 +155,67 @@ def test_flex_computes_the_same_logits() -> None:
 # -- what would train wrongly ------------------------------------------------------------------------------------------
 
 
-def seeing_siblings(rows: list[Row]) -> Batch:
+def seeing_siblings(rows: list[Row], backend: str) -> Batch:
     """Let each token see all of its tree before it."""
-    batch = Collator("sdpa")(rows)
-    ends = batch["end"].clone()
-    for row in range(len(rows)):
-        roots = [*(batch["position_ids"][row] == 0).nonzero().flatten().tolist(), ends.shape[1]]
+    changed = []
+    for row in rows:
+        ends = row["end"].clone()
+        roots = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(ends)]
         for start, stop in pairwise(roots):
-            if int(batch["end"][row, start]) == stop:  # otherwise padding
-                ends[row, start:stop] = stop
-    return batch | {"end": ends}
+            if int(ends[start]) == stop:  # otherwise padding
+                ends[start:stop] = stop
+        changed.append(row | {"end": ends})
+    return Collator(backend)(changed)
 
 
-def alone_in_pieces(rows: list[Row]) -> Batch:
+def alone_in_pieces(rows: list[Row], backend: str) -> Batch:
     """Let each token see only its own piece."""
-    batch = Collator("sdpa")(rows)
-    del batch["end"]
-    return batch
+    changed = []
+    for row in rows:
+        ends = torch.zeros_like(row["end"])
+        for sample in paths_of({name: values.numpy() for name, values in row.items()}):
+            stop = int(sample.places[-1]) + 1
+            ends[:stop][ends[:stop] == 0] = stop
+        changed.append(row | {"end": ends})
+    return Collator(backend)(changed)
 
 
-def positions_by_place(rows: list[Row]) -> Batch:
+def positions_by_place(rows: list[Row], backend: str) -> Batch:
     """Count positions through a tree, not along a path."""
-    batch = Collator("sdpa")(rows)
+    batch = Collator(backend)(rows)
     is_root = batch["position_ids"] == 0
     place = torch.arange(is_root.shape[1]).expand_as(is_root)
     return batch | {"position_ids": place - torch.where(is_root, place, 0).cummax(1).values}
 
 
-def without_weights(rows: list[Row]) -> Batch:
-    batch = Collator("sdpa")(rows)
+def without_weights(rows: list[Row], backend: str) -> Batch:
+    batch = Collator(backend)(rows)
     del batch["loss_weight"]
     return batch
 
 
 @pytest.mark.parametrize("change", [seeing_siblings, alone_in_pieces, positions_by_place, without_weights])
-def test_what_is_not_exact_differs(change: Callable[[list[Row]], Batch]) -> None:
+def test_what_is_not_exact_differs(change: Change) -> None:
     model = architecture("llama")
     expected = of_samples(model)
     use_trees(model)
     weigh_loss(model)
-    assert difference(of_trees(model, change(ROWS)), expected) > 0.05
+    assert difference(of_trees(model, change(ROWS, "sdpa")), expected) > 0.05
 
 
-def test_the_proof_accepts_trees() -> None:
-    for name in ("llama", "gemma3_text", "gpt_oss"):
-        model = architecture(name)
-        backend = model.config._attn_implementation
-        found = require_isolation(model, tree_rows(6), Collator(backend), 2, attention=backend, seed=1)
-        assert found is not None
-        assert found.passed
-        assert found.own_moved > 0.1
-        assert "replaced tokens moved logits of the tokens that see them" in str(found)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("llama", "sdpa"), ("gemma3_text", "sdpa"), ("gpt_oss", "eager"), ("llama", "varlen"), ("gemma3_text", "varlen")],
+)
+def test_the_proof_accepts_trees(monkeypatch: pytest.MonkeyPatch, name: str, backend: str) -> None:
+    plain_kernels(monkeypatch)
+    model = architecture(name)
+    force_attention(model, backend)
+    found = require_isolation(model, tree_rows(6), Collator(backend), 2, attention=backend, seed=1)
+    assert found is not None
+    assert found.passed
+    assert found.own_moved > 0.1
+    assert "replaced tokens moved logits of the tokens that see them" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -200,29 +226,37 @@ def test_the_proof_accepts_trees() -> None:
         (positions_by_place, "counts positions or windows by the places of a row"),
     ],
 )
-def test_the_proof_refuses_what_is_not_exact(change: Callable[[list[Row]], Batch], message: str) -> None:
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+def test_the_proof_refuses_what_is_not_exact(
+    monkeypatch: pytest.MonkeyPatch, change: Change, message: str, backend: str
+) -> None:
+    plain_kernels(monkeypatch)
     model = architecture("llama")
+    force_attention(model, backend)
     with pytest.raises(DataError, match=rf"{message}.*share: none") as error:
-        require_isolation(model, ROWS, change, 2, attention="sdpa", seed=1)
+        require_isolation(model, ROWS, lambda rows: change(rows, backend), 2, attention=backend, seed=1)
     assert error.value.code == "E618"
 
 
-def test_the_proof_detects_one_sibling_that_is_seen() -> None:
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+def test_the_proof_detects_one_sibling_that_is_seen(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    plain_kernels(monkeypatch)
     model = architecture("llama")
+    force_attention(model, backend)
     use_trees(model)
     for count in (1, 2):
         rows = ROWS[:count]
-        batch = Collator("sdpa")(rows)
-        assert check_isolation(model, batch, rows, seed=1).passed
-        trees = TreesOfRows(rows)
-        for start in trees.starts[1:].tolist():
-            row, place = divmod(start, batch["end"].shape[1])
-            if batch["position_ids"][row, place] == 0:
+        assert check_isolation(model, Collator(backend)(rows), rows, seed=1).passed
+        for start in TreesOfRows(rows).starts[1:].tolist():
+            number, place = divmod(start, LENGTH)
+            positions, end = rows[number]["position_ids"], rows[number]["end"].clone()
+            if positions[place] == 0:
                 continue
-            same = (batch["position_ids"][row, :place] == batch["position_ids"][row, place]).nonzero()
-            end = batch["end"].clone()
-            end[row, int(same[-1])] = place + 2  # the token that is copied, where the sample before goes on
-            assert not check_isolation(model, batch | {"end": end}, rows, seed=1).passed
+            same = (positions[:place] == positions[place]).nonzero()
+            end[int(same[-1])] = place + 2  # the token that is copied, where the sample before goes on
+            changed = [*rows]
+            changed[number] = rows[number] | {"end": end}
+            assert not check_isolation(model, Collator(backend)(changed), rows, seed=1).passed
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "gpt_neo", "roberta", "bart", "rwkv"])
@@ -242,9 +276,9 @@ def test_models_that_scan_are_refused_by_name(name: str) -> None:
     assert error.value.code == "E650"
 
 
-@pytest.mark.parametrize("backend", BY_SEGMENTS)
-def test_backends_without_a_mask_are_refused_by_name(backend: str) -> None:
-    with pytest.raises(PartMissing, match=rf"attention `{backend}` has no mask.*`attention: sdpa`.*share: none"):
+@pytest.mark.parametrize("backend", ["flash2", "flash3"])
+def test_backends_that_cannot_follow_paths_are_refused_by_name(backend: str) -> None:
+    with pytest.raises(PartMissing, match=rf"attention `{backend}` cannot follow.*`attention: varlen`.*share: none"):
         Collator(backend)(ROWS)
 
 
@@ -256,10 +290,37 @@ def test_a_row_of_one_tree_without_padding_is_proven() -> None:
     assert require_isolation(tiny_model(), rows, Collator("sdpa"), 1, attention="sdpa", seed=1)
 
 
-def test_the_fastest_backend_has_a_mask() -> None:
+def test_the_fastest_backend_follows_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_kernels(monkeypatch)
+    monkeypatch.setattr(attention, "unavailable_reason", lambda name, *_: "no kernel" if name == "flex" else None)
     chosen, trials = fastest(tiny_model(), ROWS, 2, seed=1, passes=1)
-    assert chosen in ("sdpa", "eager")
-    assert {trial.attention for trial in trials if trial.tokens_per_second} == {"sdpa", "eager"}
+    assert chosen in ("varlen", "sdpa", "eager")
+    assert {trial.attention for trial in trials if trial.tokens_per_second} == {"varlen", "sdpa", "eager"}
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**32), min_size=1, max_size=3), st.integers(0, 200))
+def test_a_query_has_the_keys_that_it_sees(seeds: list[int], cut: int) -> None:
+    rows = [lay_out(random_trees(seed)) for seed in seeds]
+    rows = [{name: values[cut:] - cut * (name == "end") for name, values in row.items()} for row in rows]
+    batch = Collator("varlen")(rows)
+    (starts, stops), (firsts, lasts) = (
+        (bounds[:-1], bounds[1:]) for bounds in (batch["cu_seq_lens_q"], batch["cu_seq_lens_k"])
+    )
+    assert (starts[0], stops[-1], firsts[0], lasts[-1]) == (0, batch["input_ids"].numel(), 0, len(batch["key_places"]))
+    assert batch["max_length_q"] == (stops - starts).max()
+    assert batch["max_length_k"] == (lasts - firsts).max()
+    assert "end" not in batch
+    length, key = LENGTH - cut, torch.arange(LENGTH - cut)
+    for start, stop, first, last in zip(*(x.tolist() for x in (starts, stops, firsts, lasts)), strict=True):
+        number = start // length
+        for place in range(start, stop):
+            query = place % length
+            if rows[number]["input_ids"][query]:  # not padding
+                seen = ((key <= query) & (query < rows[number]["end"])).nonzero().flatten() + number * length
+                assert torch.equal(batch["key_places"][first : last - (stop - 1 - place)], seen)
 
 
 # -- the columns -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.commands import ROOT, command
 from support.training.step_gradients import Caught, Gradients, error, gradients_of
-from support.training.tiny_training import LENGTH, Row, tiny_model
+from support.training.tiny_training import LENGTH, Row, force_attention, plain_kernels, tiny_model
 from support.training.tree_rows import alone, columns_of, random_trees, tree_rows, write_trees
 from torch.utils.data import SequentialSampler
 from transformers import TrainingArguments
@@ -63,28 +63,32 @@ class InOrder(Measured):
         return SequentialSampler(self.train_dataset)
 
 
-def trainer_of(folder: Path, fused: bool, micro_batch: int = 1, **arguments: Any) -> tuple[Any, Caught]:
+def trainer_of(
+    folder: Path, fused: bool, micro_batch: int = 1, backend: str = "sdpa", **arguments: Any
+) -> tuple[Any, Caught]:
     settings = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=micro_batch, max_steps=1, max_grad_norm=0.0, use_cpu=True,
         save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False, logging_steps=1,
         **arguments,
     )  # fmt: skip
     model, caught = tiny_model(), Caught()
+    force_attention(model, backend)
     use_trees(model)
     weigh_loss(model)
     if fused:
         fuse_loss(model)
-    trainer = InOrder(model, one_gpu(settings), Collator("sdpa"), tree_rows(ROWS), callbacks=[caught])
+    trainer = InOrder(model, one_gpu(settings), Collator(backend), tree_rows(ROWS), callbacks=[caught])
     trainer.measure(LENGTH, 1.0, None)
     return trainer, caught
 
 
 @pytest.mark.parametrize(("micro_batch", "accumulation"), [(1, 4), (2, 2), (4, 1)])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("fused", "backend"), [(False, "sdpa"), (True, "sdpa"), (True, "varlen")])
 def test_the_gradient_equals_that_of_the_samples(
-    tmp_path: Path, micro_batch: int, accumulation: int, fused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int, accumulation: int, fused: bool, backend: str
 ) -> None:
-    trainer, caught = trainer_of(tmp_path, fused, micro_batch, gradient_accumulation_steps=accumulation)
+    plain_kernels(monkeypatch)
+    trainer, caught = trainer_of(tmp_path, fused, micro_batch, backend, gradient_accumulation_steps=accumulation)
     trainer.train()
     expected, loss, token_mean = one_by_one()
     assert error(caught.gradients, expected) < 1e-5
