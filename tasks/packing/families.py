@@ -106,16 +106,24 @@ class Joined:
         capacity = room - depth + 1
         if sum(gains) <= capacity:
             return [self._joined(parts, depth)]
-        bins, free = list[list[Part]](), list[tuple[int, int]]()
+        bins, room_of, free = list[list[Part]](), list[int](), list[tuple[int, int]]()
         for number in sorted(range(len(parts)), key=lambda number: -gains[number]):
             at = bisect_left(free, (gains[number], -1))
             left, bin_ = free.pop(at) if at < len(free) else (capacity, len(bins))
             if bin_ == len(bins):
                 bins.append([])
+                room_of.append(capacity)
             bins[bin_].append(parts[number])
-            if left > gains[number]:
-                insort(free, (left - gains[number], bin_))
-        return [self._joined(some, depth) for some in bins]
+            room_of[bin_] = left - gains[number]
+            if room_of[bin_] > 0:
+                insort(free, (room_of[bin_], bin_))
+        # A tree that would leave more of a row empty than it saves is not joined: its parts may fill other rows.
+        is_joined = [(len(some) - 1) * (depth - 1) >= left for some, left in zip(bins, room_of, strict=True)]
+        return [
+            part
+            for some, is_one in zip(bins, is_joined, strict=True)
+            for part in ([self._joined(some, depth)] if is_one else some)
+        ]
 
     def _joined(self, parts: list[Part], depth: int) -> Part:
         first, *others = sorted(parts, key=lambda part: (part.prompt, part.first))
