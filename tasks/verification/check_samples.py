@@ -143,7 +143,7 @@ def _compare(
 
 
 def _compare_paths(ids: np.ndarray, ends: np.ndarray, plan: dict[str, np.ndarray], tokens: TokenFiles) -> None:
-    """Compare what samples share with what their last tokens see by `end` before their pieces."""
+    """Compare what samples share with what their last tokens see by `end`."""
     length, shared = ends.shape[1], plan["shared"]
     columns = [plan[name].tolist() for name in ("row", "start", "taken", "closed", "repeated", "shared")]
 
