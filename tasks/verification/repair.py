@@ -38,12 +38,12 @@ from packcorpus.tasks.storage.files import (
     atomic_file,
     has_artifact,
     hold_shared,
-    read_receipt,
     sha256_of,
     write_bytes,
 )
 from packcorpus.tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
 from packcorpus.tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
+from packcorpus.tasks.verification.check_samples import find_plan, layout_of
 from packcorpus.tasks.verification.rebuild import (
     commit_of_tokenizer,
     config_for,
@@ -77,10 +77,8 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     content = unedited.read_bytes()
     manifest = load_manifest(unedited)
     # Token files and plans are in the project of the corpus, or in the working directory if the corpus was moved.
-    home = folder.resolve()
-    root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
-    layout = Layout(root)
-    if (root / "data").is_dir():
+    layout = layout_of(manifest, folder)
+    if (layout.root / "data").is_dir():
         hold_shared(layout.runs_lock())
         if not acquire_lock(layout.lock(manifest.name, manifest.key)):
             raise Busy("busy", f"{folder}: a run is packing this corpus; wait for it, then run repair again")
@@ -205,18 +203,7 @@ class _Origins:
 
     @cached_property
     def _plan(self) -> tuple[Path, list[str]] | None:
-        """Return folder and token file keys of a complete plan of this corpus, or None."""
-        wanted = self.manifest.name, self.manifest.key, [source.path for source in self.manifest.sources]
-        for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
-            with suppress(PackError, OSError, LookupError, TypeError, AttributeError):
-                plan = read_receipt(receipt)
-                named = plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]]
-                digests = plan["sha256"].items()
-                # A plan in groups, of an earlier version, has no plan.arrow.
-                is_ours = "plan.arrow" in plan["sha256"] and named == wanted
-                if is_ours and all(sha256_of(receipt.parent / name) == digest for name, digest in digests):
-                    return receipt.parent, plan["token_files"]
-        return None
+        return find_plan(self.manifest, self.layout)
 
     @cached_property
     def _recipe(self) -> Recipe:

@@ -4,7 +4,8 @@ manifest ─ its digest, its two copies
    ├ every file ─ size and SHA-256, nothing missing, no unlisted file
    ├ every shard ─ schema, and for each row: mask, labels, positions, ids, at least one trained token
    ├ index ─ its pieces tile every row without gap or overlap, start where positions restart, end with EOS
-   └ ledger ─ conversations, tokens, and figures counted a second time
+   ├ ledger ─ conversations, tokens, and figures counted a second time
+   └ every sample ─ as in the token files, where these exist
 
 None of the code that made the corpus is trusted or called. Memory is bounded, because the index is distributed over
 temporary files (partitions.py) and checked one partition at a time.
@@ -37,6 +38,7 @@ from packcorpus.tasks.storage.manifest import Manifest, load_manifest
 from packcorpus.tasks.storage.schemas import ALL_DROP_REASONS
 from packcorpus.tasks.verification.check_index import Index, IndexCheck, read_index
 from packcorpus.tasks.verification.check_rows import Tokens, check_packed_rows, check_unpacked_rows
+from packcorpus.tasks.verification.check_samples import check_samples
 
 Require = Callable[[str, Any, Any], None]  # raises DataError unless a counted and a recorded value are equal
 
@@ -83,6 +85,7 @@ def verify(path: Path) -> list[Check]:
             raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
         _check_beside(manifest, folder)
         _check_ledger(manifest, folder, index, tokens, require)
+    samples = [Check("samples", check_samples(manifest, folder))] if is_packed else []
     size = sum(file.bytes for file in listed)
     rows = f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained"
     held = "every invariant holds" if is_packed else "the counts match the index"
@@ -93,6 +96,7 @@ def verify(path: Path) -> list[Check]:
         Check("rows", f"{rows}: {held}"),
         Check("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"),
         Check("ledger", "conversations, tokens, and figures agree with a second count"),
+        *samples,
     ]
 
 

@@ -174,7 +174,9 @@ def truncated(made: dict[str, Path], tmp_path: Path) -> Tampered:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     checks = verify(made[kind])
-    assert [check.name for check in checks] == ["manifest", "files", "rows", "index", "ledger"]
+    assert [check.name for check in checks] == ["manifest", "files", "rows", "index", "ledger"] + ["samples"] * (
+        kind != "whole"
+    )
     manifest = orjson.loads(made[kind].read_bytes())
     ledger = manifest["ledger"]
     assert ledger["conversations"]["read"] == 47 + KINDS[kind].get("again", 0) + len(KINDS[kind].get("more", []))
@@ -192,7 +194,7 @@ def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) 
 
     moved = tmp_path / "moved"
     shutil.copytree(made[kind].parent.parent / manifest["corpus"], moved)
-    assert verify(moved / "manifest.json") == checks
+    assert verify(moved / "manifest.json")[:5] == checks[:5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
