@@ -29,7 +29,7 @@ PRINTED = {
     ("check",): "⟦",
     ("inspect", "--row"): "▐",
     ("inspect", "--at"): "chats.jsonl:2",
-    ("verify",): "all 5 checks passed",
+    ("verify",): "all 6 checks passed",
     ("report",): ".html",
     ("export",): "padding_free",
 }

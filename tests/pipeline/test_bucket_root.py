@@ -98,7 +98,7 @@ def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> No
 
     assert "row 0 of" in command("inspect", url, "--row", "0")
     assert fetched() == {"index.arrow", "train-00000-of-00001.arrow"}, "and no other shard"
-    assert "all 5 checks passed" in command("verify", corpus)
+    assert "all 6 checks passed" in command("verify", corpus)
     assert f"{root}/" in command("verify", url)
     assert "same sources" in command("diff", url, "small", "--root", root)
     assert (tmp_path / "project" / command("report", url).strip()).is_file()
