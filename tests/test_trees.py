@@ -254,7 +254,7 @@ def test_the_ways_out_are_compared_with_what_trees_store(trees: Path, whole: Pat
     assert last.tokens == pytest.approx(made.ledger.tokens.encoded, abs=len(RECORDS))
     assert last.rows == pytest.approx(made.packing_metadata.rows, rel=0.15)
     assert list(explain_shared(made.ledger)) == [
-        "share saves nothing here: no samples that may share tokens begin alike"
+        "share saves nothing here: no samples that may be in one tree begin alike"
     ]
 
 

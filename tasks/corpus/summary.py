@@ -422,7 +422,7 @@ def explain_shared(ledger: Ledger) -> Iterator[str]:
     if shared:
         yield f"{shared + stored:,} tokens of samples in {stored:,} ({percent(shared, shared + stored)} less): {SHARED}"
     elif shared is not None:
-        yield "share saves nothing here: no samples that may share tokens begin alike"
+        yield "share saves nothing here: no samples that may be in one tree begin alike"
 
 
 def explain_as_rendered(ledger: Ledger) -> Iterator[str]:

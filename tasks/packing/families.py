@@ -100,30 +100,46 @@ class Joined:
     least: int = 0  # tokens that any trees store
 
     def join(self, parts: list[Part], depth: int, room: int) -> list[Part]:
-        """Join trees with `depth` tokens in common into few of at most `room` tokens."""
-        # A tree gains what it does not share with the first part; what the first part shares is there once.
-        gains = [part.size - min(part.prompt, depth) + 1 for part in parts]
-        capacity = room - depth + 1
-        if sum(gains) <= capacity:
+        """Join trees with `depth` tokens in common into few of at most `room` tokens.
+
+        A tree with a shorter prompt than LEAST shares too little with others, but one other tree may follow it.
+        """
+        hosts = sorted((part for part in parts if part.prompt < LEAST), key=lambda part: (part.size, part.first))
+        trees = self._pack([part for part in parts if part.prompt >= LEAST], depth, room)
+        joined = list[Part]()
+        for tree in sorted(trees, key=lambda part: (-part.size, part.first)):
+            saved = min(tree.prompt, depth) - 1
+            left = room - tree.size + saved - hosts[0].size if hosts else -1
+            if left >= 0 and (saved >= left or len(trees) == 1):
+                tree = self._joined([hosts.pop(0), tree], depth)
+            joined.append(tree)
+        return hosts + joined
+
+    def _pack(self, parts: list[Part], depth: int, room: int) -> list[Part]:
+        if len(parts) < 2:
+            return parts
+        saved = [min(part.prompt, depth) - 1 for part in parts]
+        gains = [part.size - tokens for part, tokens in zip(parts, saved, strict=True)]
+        if sum(gains) + min(saved) <= room:  # what the first part shares is stored once
             return [self._joined(parts, depth)]
-        bins, room_of, free = list[list[Part]](), list[int](), list[tuple[int, int]]()
+        capacity = room - max(saved)
+        bins, free = list[list[int]](), list[tuple[int, int]]()
         for number in sorted(range(len(parts)), key=lambda number: -gains[number]):
             at = bisect_left(free, (gains[number], -1))
             left, bin_ = free.pop(at) if at < len(free) else (capacity, len(bins))
             if bin_ == len(bins):
                 bins.append([])
-                room_of.append(capacity)
-            bins[bin_].append(parts[number])
-            room_of[bin_] = left - gains[number]
-            if room_of[bin_] > 0:
-                insort(free, (room_of[bin_], bin_))
-        # A tree that would leave more of a row empty than it saves is not joined: its parts may fill other rows.
-        is_joined = [(len(some) - 1) * (depth - 1) >= left for some, left in zip(bins, room_of, strict=True)]
-        return [
-            part
-            for some, is_one in zip(bins, is_joined, strict=True)
-            for part in ([self._joined(some, depth)] if is_one else some)
-        ]
+            bins[bin_].append(number)
+            if left > gains[number]:
+                insort(free, (left - gains[number], bin_))
+        packed = list[Part]()
+        for numbers in bins:
+            some, first = [parts[number] for number in numbers], min(saved[number] for number in numbers)
+            left = room - first - sum(gains[number] for number in numbers)
+            # A tree that leaves more of a row empty than it saves is not joined: its parts may fill other rows.
+            is_joined = sum(saved[number] for number in numbers) - first >= left
+            packed += [self._joined(some, depth)] if is_joined else some
+        return packed
 
     def _joined(self, parts: list[Part], depth: int) -> Part:
         first, *others = sorted(parts, key=lambda part: (part.prompt, part.first))

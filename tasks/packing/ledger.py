@@ -449,6 +449,8 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
         needed = sum(count for count, _ in written.places)
         several = {"places": places, "lower_bound_places": needed}
         above, bounds, algorithm = places / needed - 1, written.places, several_lengths.ALGORITHM
+    if account.least is not None:
+        several["lower_bound_tokens"] = account.least
     return {
         "enabled": config.packing,
         "algorithm": algorithm if config.packing else "one conversation a row",
@@ -459,7 +461,6 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
         "packing_efficiency": round(100 * account.total("places") / places, 4) if config.packing else None,
         "avg_conversations_per_sequence": per_row,
         "compression_ratio": per_row,
-        "lower_bound_tokens": account.least,
     } | several
 
 

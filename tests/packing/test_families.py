@@ -14,6 +14,8 @@ from support.profiles import examples
 from support.small_corpus import ids_of
 
 from packcorpus.tasks.packing import families
+from packcorpus.tasks.packing.bin_packing import best_fit_decreasing, histogram
+from packcorpus.tasks.packing.column_generation import rows_of
 from packcorpus.tasks.packing.families import Joined, join_samples, prompts_of, sort_samples
 from packcorpus.tasks.storage.schemas import TOKENS_SCHEMA
 from packcorpus.tasks.storage.token_files import TokenColumns
@@ -153,3 +155,18 @@ def test_a_family_fills_trees_with_its_beginning_in_each() -> None:
     assert all(len({samples[number][0] for number in tree}) == 1 for tree in trees)
     stored = sum(map(len, samples)) - sum(found.shared)
     assert found.least <= stored <= 1.05 * found.least
+
+
+@pytest.mark.parametrize(("prompt", "fewer"), [(10, False), (20, True), (60, True)])
+def test_answers_that_begin_alike_do_not_cost_rows(prompt: int, fewer: bool) -> None:
+    """Samples train on what they have in common, so that each stores most of it."""
+    samples = [[*[~9] * prompt, *[8] * 60, *[10 + number] * (20 + number % 40)] for number in range(300)]
+    samples, found = joined(samples, 512)
+    lengths = [[len(samples[number]) for number in tree] for tree in trees_in(found)]
+    gone = [sum(found.shared[number] for number in tree) for tree in trees_in(found)]
+    rows = [
+        rows_of(best_fit_decreasing(histogram(np.array(sizes), 512), 512))
+        for sizes in ([*map(len, samples)], [sum(some) - less for some, less in zip(lengths, gone, strict=True)])
+    ]
+    assert rows[1] < rows[0] if fewer else rows[1] == rows[0]
+    assert any(gone) == fewer
