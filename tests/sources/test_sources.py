@@ -679,10 +679,10 @@ def test_an_array_read_in_blocks_equals_one_read_as_a_whole(
     for text in (data, data + behind.encode(), data[:-1] + behind.encode(), data.replace(b'"a"', b"a")):
         found = []
         for size in (block, 1 << 20):
-            with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+            with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
                 for name, value in (("CHUNK", size), ("_AHEAD", size)):
                     patch.setattr(json_array, name, value)
-                path = write(Path(name) / "a.json", text)
+                path = write(Path(folder) / "a.json", text)
                 reader = reader_of(path, "json")
                 seen: list[object] = []
                 try:
