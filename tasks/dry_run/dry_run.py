@@ -35,7 +35,7 @@ from packcorpus.tasks.encoders.encoder import Encoder
 from packcorpus.tasks.inspection.rows import spans_of
 from packcorpus.tasks.packing import bin_packing, several_lengths
 from packcorpus.tasks.packing.balance import MOST_ROWS, forecast
-from packcorpus.tasks.packing.column_generation import MOST_WORK, rows_of
+from packcorpus.tasks.packing.column_generation import LITTLE_WORK, MOST_WORK, rows_of
 from packcorpus.tasks.packing.held_out import check_group_key
 from packcorpus.tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from packcorpus.tasks.packing.trees import Units
@@ -49,7 +49,6 @@ from packcorpus.tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from packcorpus.tasks.tokenization.checks import check_first_conversations
 from packcorpus.tasks.tokenization.tokenize_part import APART, AS_RENDERED, LEFT_OUT, PRICE, REASONING, noticed_in
 
-WORK_OF_SAMPLES = MOST_WORK // 64  # a fifth of a second; the rows of a sample are an estimate
 COUNTED = (*APART, *LEFT_OUT, *PRICE, *REASONING, *AS_RENDERED)  # counts of receipts that a ledger sums up
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
@@ -77,7 +76,7 @@ def predict(
             counts = [sum(each.counts.get(name, 0) for each in sampled) for name in ("accepted", "without_key")]
             check_group_key(config, *counts)
         chosen = select(sampled, recipe, whole)
-        rows, squares = _rows(chosen, MOST_WORK if whole else WORK_OF_SAMPLES)
+        rows, squares = _rows(chosen, MOST_WORK if whole else LITTLE_WORK)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         rejects = _rejects(chosen)
         ledger = _ledger(chosen, rejects, places, sum(rows.values()))

@@ -57,6 +57,8 @@ MOST_CLASSES = 512
 # Limit of all numbers that are computed, about 1.5 · 10⁹ a second. The limit is lower for a plan that is less than 1 %
 # above the bound: saving 2 rows of 5,000 is not worth 6 s.
 MOST_WORK = 15_000_000_000
+# A fifth of a second, where more rows than the fewest will do.
+LITTLE_WORK = MOST_WORK // 64
 # Work that one search of the rest counts as, because it may take a second.
 SEARCH_WORK = MOST_WORK // 128
 # The unit of integer prices, in rows.

@@ -104,14 +104,14 @@ class Joined:
 
         A tree with a shorter prompt than LEAST shares too little with others, but one other tree may follow it.
         """
-        hosts = sorted((part for part in parts if part.prompt < LEAST), key=lambda part: (part.size, part.first))
+        hosts = sorted((part for part in parts if part.prompt < LEAST), key=lambda part: (-part.size, -part.first))
         trees = self._pack([part for part in parts if part.prompt >= LEAST], depth, room)
         joined = list[Part]()
         for tree in sorted(trees, key=lambda part: (-part.size, part.first)):
             saved = min(tree.prompt, depth) - 1
-            left = room - tree.size + saved - hosts[0].size if hosts else -1
+            left = room - tree.size + saved - hosts[-1].size if hosts else -1
             if left >= 0 and (saved >= left or len(trees) == 1):
-                tree = self._joined([hosts.pop(0), tree], depth)
+                tree = self._joined([hosts.pop(), tree], depth)
             joined.append(tree)
         return hosts + joined
 
@@ -146,7 +146,7 @@ class Joined:
         size, last = first.size, first.last
         for part in others:
             self.after[last], last = part.first, part.last
-            self.shared[part.first] = shared = max(0, min(part.prompt, depth) - 1)
+            self.shared[part.first] = shared = min(part.prompt, depth) - 1
             size += part.size - shared
         return Part(size, first.prompt, first.first, last)
 

@@ -444,13 +444,13 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
     If rows have several lengths, each of the bounds of rows is for the pieces that were chosen for one length.
     """
     bound, per_row = sum(count for count, _ in written.bounds), round(account.total("pieces") / rows, 4)
-    several, bounds, above, algorithm = {}, written.bounds, rows / bound - 1, bin_packing.ALGORITHM
+    further, bounds, above, algorithm = {}, written.bounds, rows / bound - 1, bin_packing.ALGORITHM
     if written.places:
         needed = sum(count for count, _ in written.places)
-        several = {"places": places, "lower_bound_places": needed}
+        further = {"places": places, "lower_bound_places": needed}
         above, bounds, algorithm = places / needed - 1, written.places, several_lengths.ALGORITHM
     if account.least is not None:
-        several["lower_bound_tokens"] = account.least
+        further["lower_bound_tokens"] = account.least
     return {
         "enabled": config.packing,
         "algorithm": algorithm if config.packing else "one conversation a row",
@@ -461,7 +461,7 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
         "packing_efficiency": round(100 * account.total("places") / places, 4) if config.packing else None,
         "avg_conversations_per_sequence": per_row,
         "compression_ratio": per_row,
-    } | several
+    } | further
 
 
 def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:

@@ -24,14 +24,12 @@ import numpy as np
 from packcorpus.tasks.config import Config
 from packcorpus.tasks.core.numbers import shuffle
 from packcorpus.tasks.packing import bin_packing, several_lengths
-from packcorpus.tasks.packing.column_generation import MOST_WORK, rows_of, tokens_of
+from packcorpus.tasks.packing.column_generation import LITTLE_WORK, rows_of, tokens_of
 from packcorpus.tasks.storage.layout import SPLITS
 
 # Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
 # below it.
 LENGTH = 1 << 17
-# Limit of the linear program for a further epoch, a fifth of a second. Many subsets are tried, and any will do.
-WORK_OF_EPOCHS = MOST_WORK // 64
 
 Bound = tuple[int, str]  # a number that every packing needs, and the name of its proof
 
@@ -141,11 +139,9 @@ def _runs_of(
             order = shuffle(len(lengths), config.seed, (epoch << 10) + (number + 1) * LENGTH)
         counts, part = bin_packing.histogram(lengths, capacity), len(lengths) // 2
         while part:
-            some, _ = bin_packing.solve(
-                bin_packing.histogram(lengths[order[:part]], capacity), capacity, WORK_OF_EPOCHS
-            )
+            some, _ = bin_packing.solve(bin_packing.histogram(lengths[order[:part]], capacity), capacity, LITTLE_WORK)
             full = [(row, copies) for row, copies in some if tokens_of(row) == capacity]
-            rest, _ = bin_packing.solve(counts - bin_packing.counts_of(full, capacity), capacity, WORK_OF_EPOCHS)
+            rest, _ = bin_packing.solve(counts - bin_packing.counts_of(full, capacity), capacity, LITTLE_WORK)
             if rows_of(full) + rows_of(rest) == rows_of(usual):
                 packed[number] = full + rest
                 break

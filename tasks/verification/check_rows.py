@@ -60,6 +60,16 @@ def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict
         yield split, shard, {name: ordered[name] for name in PIECE.names or ()}
 
 
+def pieces_between(pieces: dict[str, np.ndarray], top: int, bottom: int) -> dict[str, np.ndarray]:
+    """Return the pieces of the rows [top, bottom), which are numbered from 0.
+
+    `pieces` are sorted by row.
+    """
+    inside = slice(*np.searchsorted(pieces["row"], [top, bottom]).tolist())
+    chosen = {name: values[inside] for name, values in pieces.items()}
+    return {**chosen, "row": chosen["row"] - top}
+
+
 def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     """Check the rows of all shards, and their recorded statistics.
 
@@ -76,9 +86,7 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
         with open_shard(manifest, folder, shard, streamed=True) as batches:
             for batch in batches:
                 top, rows = rows, rows + batch.num_rows
-                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                chosen = {name: values[inside] for name, values in pieces.items()}
-                chosen["row"] = chosen["row"] - top
+                chosen = pieces_between(pieces, top, rows)
                 where = f"{path}: row {top}"
                 counted.append(_check_batch(batch, chosen, manifest, length, where, total))
                 if has_weights:

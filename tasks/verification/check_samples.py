@@ -24,6 +24,7 @@ from packcorpus.tasks.storage.manifest import Manifest
 from packcorpus.tasks.storage.schemas import END, IGNORED, to_numpy
 from packcorpus.tasks.storage.shards import open_index, open_shard, row_columns
 from packcorpus.tasks.storage.token_files import TokenFiles
+from packcorpus.tasks.verification.check_rows import pieces_between
 
 # Tokens that are read at a time to compare what samples share.
 READ = 1 << 20
@@ -84,9 +85,7 @@ def check_samples(manifest: Manifest, folder: Path) -> str:
             with open_shard(manifest, folder, shard, streamed=True) as batches:
                 for batch in batches:
                     top, rows = rows, rows + batch.num_rows
-                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                    chosen = {name: values[inside] for name, values in pieces.items()}
-                    chosen["row"] = chosen["row"] - top
+                    chosen = pieces_between(pieces, top, rows)
                     try:
                         _compare(batch, chosen, tokens, manifest, manifest.length_of_split(split))
                     except _Different as found:
